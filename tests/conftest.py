@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import msgspec
@@ -64,9 +65,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no core waits at the end for the other's."""
+    """The longest files first, so that no core waits at the end for the other's; reports name their tests' cases."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    for item in items:
+        item.user_properties += [("case", each.args[0]) for each in item.iter_markers("case")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where cases were asked for: of each, by its number, how its tests ended."""
+    if "case" not in terminalreporter.config.option.markexpr:
+        return
+    ended: dict[int, Counter[str]] = defaultdict(Counter)
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for number in {value for name, value in report.user_properties if name == "case"}:
+                ended[number][outcome] += 1
+    for number, counts in sorted(ended.items()):
+        terminalreporter.line(f"case {number}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
 
 
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:

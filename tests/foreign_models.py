@@ -1,4 +1,4 @@
-"""Small random files of other architectures, written with the gguf package: a llama, a Qwen3, a Mamba hybrid."""
+"""Small random files of other architectures, written with the gguf package: a llama, a Qwen3, a Jamba."""
 
 from pathlib import Path
 
@@ -9,26 +9,33 @@ HIDDEN, FFN, HEADS, KV_HEADS, VOCAB, LAYERS = 64, 128, 4, 2, 320, 2
 HEAD = HIDDEN // HEADS
 
 
-def write(path: Path, arch: str = "llama", name: str = "", file_type: int = 1, layers: int = LAYERS) -> Path:
-    """A model of `arch` (llama or qwen3) in F16; `name`: its general.name, none by default."""
+D_INNER, D_STATE, D_CONV, DT_RANK = 2 * HIDDEN, 8, 4, 16
+
+
+def write(
+    path: Path, arch: str = "llama", name: str = "", file_type: int = 1, layers: int = LAYERS, size: float = 1.0
+) -> Path:
+    """A model of `arch` (llama, qwen3 or jamba) in F16; `name`: its general.name, none by default.
+
+    Every second layer of a jamba is Mamba. `size`: of the numbers in the feed-forward layers; from some hundreds on
+    what they compute overflows F16.
+    """
     writer = GGUFWriter(path, arch)
     if name:
         writer.add_name(name)
     writer.add_file_type(file_type)
-    _sizes(writer, layers)
+    mamba = {layer for layer in range(layers) if arch == "jamba" and layer % 2}
+    _sizes(writer, layers, mamba)
     _words(writer)
     rng = np.random.default_rng(0)
 
-    def matrix(key: str, *shape: int) -> None:
-        writer.add_tensor(key, (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float16))
+    def matrix(key: str, *shape: int, size: float = 1.0, kind: type = np.float16) -> None:
+        writer.add_tensor(key, (size * rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(kind))
 
     def ones(key: str, n: int) -> None:
         writer.add_tensor(key, np.ones(n, np.float32))
 
-    matrix("token_embd.weight", VOCAB, HIDDEN)
-    for layer in range(layers):
-        block = f"blk.{layer}."
-        ones(block + "attn_norm.weight", HIDDEN)
+    def attention(block: str) -> None:
         matrix(block + "attn_q.weight", HEADS * HEAD, HIDDEN)
         matrix(block + "attn_k.weight", KV_HEADS * HEAD, HIDDEN)
         matrix(block + "attn_v.weight", KV_HEADS * HEAD, HIDDEN)
@@ -36,9 +43,28 @@ def write(path: Path, arch: str = "llama", name: str = "", file_type: int = 1, l
         if arch == "qwen3":
             ones(block + "attn_q_norm.weight", HEAD)
             ones(block + "attn_k_norm.weight", HEAD)
+
+    def scan(block: str) -> None:
+        matrix(block + "ssm_in.weight", 2 * D_INNER, HIDDEN)
+        matrix(block + "ssm_conv1d.weight", D_INNER, D_CONV, kind=np.float32)
+        ones(block + "ssm_conv1d.bias", D_INNER)
+        matrix(block + "ssm_x.weight", DT_RANK + 2 * D_STATE, D_INNER)
+        for part, n in (("dt", DT_RANK), ("b", D_STATE), ("c", D_STATE)):
+            ones(f"{block}ssm_{part}_norm.weight", n)
+        matrix(block + "ssm_dt.weight", D_INNER, DT_RANK)
+        ones(block + "ssm_dt.bias", D_INNER)
+        writer.add_tensor(block + "ssm_a", -np.ones((D_INNER, D_STATE), np.float32))
+        ones(block + "ssm_d", D_INNER)
+        matrix(block + "ssm_out.weight", HIDDEN, D_INNER)
+
+    matrix("token_embd.weight", VOCAB, HIDDEN)
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        ones(block + "attn_norm.weight", HIDDEN)
+        (scan if layer in mamba else attention)(block)
         ones(block + "ffn_norm.weight", HIDDEN)
-        matrix(block + "ffn_gate.weight", FFN, HIDDEN)
-        matrix(block + "ffn_up.weight", FFN, HIDDEN)
+        matrix(block + "ffn_gate.weight", FFN, HIDDEN, size=size)
+        matrix(block + "ffn_up.weight", FFN, HIDDEN, size=size)
         matrix(block + "ffn_down.weight", HIDDEN, FFN)
     ones("output_norm.weight", HIDDEN)
     matrix("output.weight", VOCAB, HIDDEN)
@@ -49,13 +75,18 @@ def write(path: Path, arch: str = "llama", name: str = "", file_type: int = 1, l
     return path
 
 
-def _sizes(writer: GGUFWriter, layers: int) -> None:
+def _sizes(writer: GGUFWriter, layers: int, mamba: set[int]) -> None:
     writer.add_context_length(1024)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(layers)
     writer.add_feed_forward_length(FFN)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_head_count_kv([0 if layer in mamba else KV_HEADS for layer in range(layers)] if mamba else KV_HEADS)
+    if mamba:
+        writer.add_ssm_inner_size(D_INNER)
+        writer.add_ssm_state_size(D_STATE)
+        writer.add_ssm_conv_kernel(D_CONV)
+        writer.add_ssm_time_step_rank(DT_RANK)
     writer.add_key_length(HEAD)
     writer.add_value_length(HEAD)
     writer.add_layer_norm_rms_eps(1e-6)

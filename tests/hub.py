@@ -61,6 +61,8 @@ class Hub:
     cuts: list[int] = field(default_factory=list)  # bytes after which the next bodies of safetensors are cut
     endless: str = ""  # requests whose path contains it get a body without end
     drip: str = ""  # and these theirs a byte at a time
+    informs: str = ""  # and these informational answers without end
+    pause_s: float = 0.0  # between two of those
     coding: str = ""  # content encoding that answers are said to have
     raw: dict[str, bytes] = field(default_factory=dict)  # part of a path → all that comes, headers and body
     unranged: bool = False  # ranges are ignored: every body begins at its first byte
@@ -136,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
                 with suppress(OSError):
                     self.wfile.write(answer)
                 return None
+        if hub.informs and hub.informs in path:
+            return self._inform()
         if hub.endless and hub.endless in path:
             return self._without_end(500 if "storage" in path else 200)
         for refusal in hub.refusals:
@@ -155,6 +159,13 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/storage/([^/]+)/(.+)", path):
             return self._send(match[1], match[2], start)
         return self._refuse(Refusal("", 404, "RepoNotFound", "Repository not found"))
+
+    def _inform(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            while not self.hub.stopped:
+                self.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+                time.sleep(self.hub.pause_s)
 
     def _without_end(self, status: int) -> None:
         self.send_response(status)

@@ -204,6 +204,7 @@ def test_two_makes_at_once_set_up_once(fresh_project):
     assert (folder / "log").read_text().split() == ["begins", "ends", "measures", "measures"]
 
 
+@pytest.mark.case(10)
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 def test_make_sets_up_on_a_disk_without_locks_and_says_what_to_keep_from(fresh_project):
     folder, command = fresh_project
@@ -246,6 +247,7 @@ def no_locks(tmp_path, monkeypatch, request):
     return elsewhere
 
 
+@pytest.mark.case(10)
 def test_on_a_disk_without_locks_runs_journals_and_downloads_still_keep_one_another_out(no_locks, tmp_path):
     for path, hold, said in (
         (tmp_path / "reports", alone, "another run is at work"),
@@ -258,6 +260,7 @@ def test_on_a_disk_without_locks_runs_journals_and_downloads_still_keep_one_anot
             pass  # released with its holder
 
 
+@pytest.mark.case(10)
 def test_where_nothing_can_be_locked_one_sentence_says_what_mends_it(no_locks, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(StudyError, match="TMPDIR"), alone(tmp_path / "reports"):

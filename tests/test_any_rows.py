@@ -18,9 +18,11 @@ from plamo_study.studies import collect
 from plamo_study.studies.scheduling import simulations
 
 PAGES = (
-    "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "10-scheduling", "your-machine",
+    "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
+    "07-replicas", "08-speculative", "10-scheduling", "11-serving", "13-machines", "14-methods",
+    "15-hybrids", "your-machine",
 )  # fmt: skip
-PROSE = (*PAGES, "00-start-here")
+PROSE = (*PAGES, "00-start-here", "12-levers")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 
@@ -99,7 +101,7 @@ def fresh(monkeypatch):
 
 
 def executed(name):
-    """Every cell of a page runs, and what it shows is composed."""
+    """Every cell of a page runs, and what it shows is composed; the names that it leaves."""
     room = {}
     for number, cell in enumerate(notebook(name)):
         if cell.cell_type == "code":
@@ -108,6 +110,7 @@ def executed(name):
             except Exception as error:
                 error.add_note(f"{name}, cell {number}")
                 raise
+    return room
 
 
 @pytest.mark.long

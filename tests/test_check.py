@@ -239,6 +239,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.case(12)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_is_no_gguf_is_called_what_it_is_with_what_brings_the_file(name, tmp_path):
     content, why, mend = FOREIGN[name]
@@ -251,6 +252,7 @@ def test_what_is_no_gguf_is_called_what_it_is_with_what_brings_the_file(name, tm
     assert "/resolve/" not in mend or "mmnga/plamo-2-1b-gguf" in found.mend
 
 
+@pytest.mark.case(12)
 def test_a_length_read_from_noise_is_no_number_in_a_message(tmp_path):
     long_name = opening(n_keys=1) + struct.pack("<Q", 2**60)
     for content in (opening(n_keys=2**63), long_name, *(content for code, content in DAMAGES if code == "cut-short")):
@@ -281,6 +283,7 @@ NO_MODELS = {
 }
 
 
+@pytest.mark.case(13)
 @pytest.mark.parametrize("code", NO_MODELS)
 def test_a_gguf_that_is_no_whole_model_has_one_finding_and_is_no_source(code, tmp_path):
     path = changed(tmp_path / "m-00002-of-00003.gguf", *NO_MODELS[code])
@@ -290,6 +293,7 @@ def test_a_gguf_that_is_no_whole_model_has_one_finding_and_is_no_source(code, tm
     assert not (tmp_path / "out.gguf").exists()
 
 
+@pytest.mark.case(13)
 def test_an_adapter_is_known_by_its_tensors_alone(tmp_path):
     (found,) = check(changed(tmp_path / "m.gguf", adapter))
     assert (found.code, "llama-export-lora" in found.mend) == ("no-model-adapter", True)

@@ -189,6 +189,7 @@ def exported(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.case(5)
 @pytest.mark.usefixtures("exported")
 def test_a_worker_inherits_what_was_chosen_and_what_is_left_of_settings_is_a_fact_of_its_engine(tmp_path, monkeypatch):
     (tmp_path / "tells.py").write_text(TELLS)
@@ -219,6 +220,7 @@ def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypa
     assert sorted(told) == ["CUDA_VISIBLE_DEVICES=3", "OMP_SCHEDULE=static"]
 
 
+@pytest.mark.case(5)
 @pytest.mark.usefixtures("exported")
 @pytest.mark.parametrize("kind", ["llama-server", "llama_cpp.server"])
 def test_a_server_inherits_what_was_chosen(kind, tmp_path):

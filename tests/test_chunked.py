@@ -5,7 +5,9 @@ import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID
 
+from plamo_study.errors import StudyError
 from plamo_study.measure import cells
+from plamo_study.measure.asked import sweep
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked import analysis, calls, plan
 
@@ -64,6 +66,24 @@ def test_everyone_gets_their_own_answer_and_only_attention_with_one_buffer_forms
 def test_a_prompt_that_nobody_decodes_beside_is_chunks_alone():
     assert calls.calls(ALONE) == (((0, 40),), ((0, 40),), ((0, 16),), *[((0, 1),)] * STEPS)
     assert [request.id for request in run(ALONE).requests] == ["prompt"]
+
+
+def test_what_a_user_asks_is_planned_with_the_parts_of_every_call():
+    planned = plan.chunked("mini", sweep=sweep(n_prompt="96,40", n_chunk="40,64", n_seq="2", flash_attn="off"))
+    arrivals = [cell for cell in planned.cells if isinstance(cell, Arrival)]
+    assert {(cell.n_arriving, cell.flash_attn) for cell in arrivals} == {(96, "off"), (40, "off")}
+    assert {cell.n_seq for cell in arrivals if cell.way == "together"} == {2}
+    beside = {(cell.n_arriving, cell.way, cell.n_chunk) for cell in arrivals if cell.n_seq and not cell.kv_unified}
+    assert beside == {
+        (96, "whole", 0), (96, "apart", 40), (96, "apart", 64), (96, "together", 40), (96, "together", 64),
+        (40, "whole", 0), (40, "together", 40),
+    }  # fmt: skip
+    alone = {cell.n_chunk for cell in arrivals if not cell.n_seq and cell.n_arriving == 96}
+    assert alone >= {0, 40, 64, 39, 63}
+    required = planned.cells[: planned.needed]
+    assert {(cell.way, cell.n_chunk) for cell in required if cell.n_seq} == {("whole", 0), ("apart", 64)}
+    with pytest.raises(StudyError, match="n_chunk 128"):
+        plan.chunked("mini", sweep=sweep(n_prompt="96", n_chunk="128"))
 
 
 # Made-up rows: a chunk takes a millisecond a token, a step two, a call both.

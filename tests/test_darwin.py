@@ -14,7 +14,7 @@ import msgspec
 import pandas as pd
 import psutil
 import pytest
-from conftest import HYBRID, mini, mini_file
+from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
@@ -23,19 +23,21 @@ from plamo_study.cli import report
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, durations, journal, machine, plan, runner, server, watch
-from plamo_study.measure.cells import Replicas
+from plamo_study.measure.cells import Gate, Replicas
 from plamo_study.measure.process import work
+from plamo_study.measure.quantizing import quantize
 from plamo_study.measure.recording import DEVICES, LOCAL, REFERENCE, journal_path, of_device, read
 from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
-from plamo_study.models import recipes
+from plamo_study.models import given, recipes
 from plamo_study.present import evidence, processors
-from plamo_study.studies import collect
-from plamo_study.studies.levers import gains
+from plamo_study.studies import collect, live
+from plamo_study.studies.hybrids.plan import hybrids
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import analysis as replicas, replica
+from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -187,25 +189,74 @@ def test_the_engine_s_first_start_may_compile_shaders_and_comes_before_anything_
     assert server.START_S >= 300
 
 
-def test_a_mac_at_work_may_darken_its_display_and_one_with_a_lid_says_what_closing_it_does(mac, tmp_path, capsys):
-    mac.say("caffeinate -ims -w " + str(os.getpid()), "")
+def test_a_mac_at_work_may_darken_its_display(mac, tmp_path):
     keeper = mac.folder / "caffeinate"
     keeper.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/kept\n')
     planned = plan.Plan("small", "mini", (mini("prefill"),), (), None, 1, 0, 60.0)
-    said = []
-    for power in (
-        "Now drawing from 'AC Power'",
-        "Now drawing from 'AC Power'\n -InternalBattery-0 (id=1)\t100%; charged",
-    ):
-        mac.say("pmset -g batt", power)
-        for _ in range(2):
-            report.sweep(planned, tmp_path / "j.jsonl")
-        said.append(capsys.readouterr().err.count("lid"))
-        report._say_what_ends_it.cache_clear()
-    assert said == [0, 1]
+    report.sweep(planned, tmp_path / "j.jsonl")
     options = (tmp_path / "kept").read_text().split()[0]
     assert "d" not in options
     assert {*"ims"} <= {*options}
+
+
+BATTERY = "Now drawing from 'Battery Power'\n -InternalBattery-0 (id=1)\t80%; discharging"
+DESKTOP = "Now drawing from 'AC Power'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "untold"),
+    [
+        ({}, ["mains power", "cool", "lid"], ["Low Power", "memory"]),
+        ({"pmset -g batt": BATTERY}, ["battery", "lid"], ["mains"]),
+        ({"pmset -g batt": DESKTOP}, ["mains power"], ["lid"]),
+        ({"pmset -g": "Currently in use:\n lowpowermode         1"}, ["Low Power Mode is on"], []),
+        ({f"notifyutil -g {machine.PRESSURE_LEVEL}": f"{machine.PRESSURE_LEVEL} 2"}, ["hot"], ["cool;"]),
+        (
+            dict.fromkeys(("pmset -g", "pmset -g batt", f"notifyutil -g {machine.PRESSURE_LEVEL}"), ""),
+            [],
+            ["This machine", "unknown", "None"],
+        ),
+    ],
+)
+def test_before_a_night_a_mac_says_when_it_ends_what_its_files_take_and_what_would_slow_it(changes, told, untold, mac):
+    for command, said in changes.items():
+        mac.say(command, said)
+    planned = plan.with_gates("small", "mini", (mini("prefill"), mini("prefill", ATTENTION)))
+    said = "\n".join(live.beforehand([live.Ahead(planned, 480)]))
+    assert "8 h 0 min" in said
+    assert mini_file().name in said
+    assert all(words in said for words in told), said
+    assert not [words for words in untold if words in said], said
+    assert live.beforehand([live.Ahead(planned, 2)]) == [], "nothing is said before what is short"
+
+
+def test_what_is_to_be_written_stands_beside_the_room_and_a_build_that_is_missing_beside_its_command(
+    mac, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * 10**9))
+    monkeypatch.setattr(paths, "DATA", tmp_path)
+    needs = [live.Ahead(your_machine("shape"), 480), live.Ahead(hybrids("mini"), 60)]
+    said = "\n".join(live.beforehand(needs))
+    assert "2.0 GB free. That is too little" in said
+    assert "`plamo-study engine build architectures` first: 15-hybrids needs it" in said
+
+
+def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_measured_it(mac, tmp_path):
+    path = tmp_path / "mine.gguf"
+    quantize(mini_file(), path, recipes.by_name("Q8_0"))
+    [given_file] = given.give(str(path))
+    failed = SimpleNamespace(
+        cell=Gate(model=given_file.spec.name, scale="file", dtype="Q8_0", n_gpu_layers=-1),
+        failure=None, checks={"finite_agrees": False}, status="ok",
+    )  # fmt: skip
+    said = live.trouble(failed)
+    assert "\n" not in said
+    assert "not finite" in said
+    assert "--recipe Q8_0-ssm_out-BF16" in said
+    recipes.by_name("Q8_0-ssm_out-BF16")
+    failed.cell = msgspec.structs.replace(failed.cell, n_gpu_layers=0)
+    assert f"models check '{path}'" in live.trouble(failed)
 
 
 # ---------------------------------------------------------------- workers
@@ -380,7 +431,7 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
     assert [shown(device, rows) for device in DEVICES] == [{0}, {0}, set()]
     simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
     assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
-    for show in (machines.recordings, gains.recordings, partial(collect.every_study, "02-roofline")):
+    for show in (machines.recordings, partial(collect.every_study, "02-roofline")):
         with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
             show("recorded", "shape", device="tpu")
 

@@ -29,6 +29,7 @@ DRAFT = "plamo-2-draft"
 MODEL = str(mini_file())
 CLI = [sys.executable, "-m", "plamo_study.cli.main"]
 LIMIT = 4 << 30  # bytes of a process that is asked for what has no end
+FEW_TOKENS = ("--n-prompt", "16", "--n-gen", "2")
 
 
 # ------------------------------------------------------------------ outputs
@@ -269,6 +270,41 @@ def test_what_cannot_be_taken_in_is_one_message(bad_input, name):
     assert "Traceback" not in said
 
 
+TEXTS = {  # a text that nobody wrote, and what is wrong with it, if anything
+    "one byte": (b"x", "one chunk takes"),
+    "a word": (b"word" * 2, "one chunk takes"),
+    "spaces": (b" " * 10_000_000, "is empty"),
+    "no text": (b"\xff\xfe" + bytes(10_000), "not UTF-8 (byte 0 is 0xff)"),
+    "half a character": (b"a" * 10_000_000 + "日".encode()[:2], "not UTF-8 (byte 10000000 is 0xe6)"),
+    "a lone surrogate": (b"a" * 10_000 + b"\xed\xa0\x80", "not UTF-8 (byte 10000 is 0xed)"),
+    "one line": (b"a word and " * 1_000_000, "has 1 lines, 32 prompts"),
+}
+
+
+@pytest.mark.parametrize("command", ["scan", "quality"])
+def test_a_text_that_nobody_wrote_is_refused_before_anything_is_measured(tmp_path, command):
+    told = {"scan": ("models", "scan", MODEL, MODEL, "--text"), "quality": ("models", "quality")}[command]
+    texts = {name: each for name, each in TEXTS.items() if (command, name) != ("scan", "one line")}
+    for name, (content, _) in texts.items():
+        (tmp_path / name).write_bytes(content)
+    answers = in_one_process(paths.ROOT, *((*told, str(tmp_path / name)) for name in texts), limit=LIMIT)
+    for (name, (_, why)), (code, said) in zip(texts.items(), answers, strict=True):
+        assert (code, why in said) == (2, True), (name, said)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [bytes(5000), bytes(range(1, 32)) * 200, b"-" * 10_000_000, b"a word and " * 10_000_000, "😀".encode() * 2_000_000],
+    ids=["NULs", "control characters", "one word of 10 MB", "one line of 110 MB", "characters of four bytes"],
+)
+def test_a_text_that_nobody_wrote_is_looked_at_within_little_memory(tmp_path, content):
+    (tmp_path / "text.txt").write_bytes(content)
+    asked = ("models", "ranges", str(mini_file(DRAFT)), "--text", str(tmp_path / "text.txt"), *FEW_TOKENS, "--json")
+    ((code, said),) = in_one_process(paths.ROOT, asked, limit=LIMIT // 4)
+    assert code == 0, said
+    assert json.loads(said)["checks"]["same_logits"]
+
+
 @pytest.mark.parametrize("lines", [1, 100], ids=["short", "several micro-batches"])
 def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path, lines):
     (tmp_path / "text.txt").write_text("A short text, and more of it.\n" * lines)
@@ -315,6 +351,7 @@ def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatc
 # ------------------------------------------------------------------ widths, encodings, closed streams
 
 
+@pytest.mark.case(11)
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -327,6 +364,7 @@ def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, monk
     assert words <= set(said.replace("│", " ").split())
 
 
+@pytest.mark.case(11)
 def test_columns_that_leave_are_named_with_the_width_that_shows_them(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     grid = Grid("name", "size", "state", leave=("state",))
@@ -349,6 +387,7 @@ def cli(*arguments, command="", **environment):
     return subprocess.run(shell, capture_output=True, env=os.environ | environment, check=False, timeout=120)
 
 
+@pytest.mark.case(16)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_output_cannot_encode_is_escaped_and_json_stays_json(encoding, tmp_path):
     name = tmp_path / "文字é😀.gguf"
@@ -373,6 +412,7 @@ def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
     assert b"mend:" in done.stderr
 
 
+@pytest.mark.case(16)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_streams_change_nothing(closed, tmp_path):
     name = shutil.copy(mini_file(DRAFT), tmp_path / "draft.gguf")
@@ -388,6 +428,7 @@ def test_a_reader_that_stops_reading_and_a_full_output_are_no_traceback():
         assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.case(11)
 def test_the_beginning_of_an_id_names_its_machine_where_no_other_begins_so(monkeypatch):
     known = ["aaaa000000000001", "aaaa000000000002", "bbbb000000000001"]
     monkeypatch.setattr(packing, "machines", lambda: [("others", machine, {}, []) for machine in known])

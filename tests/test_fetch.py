@@ -8,6 +8,7 @@ import fcntl
 import gzip
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -345,6 +346,20 @@ def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
     hub.drip = where
     hub.publish({name: body * 20 for name, body in SMALL.items()})
     refused("bytes in .* s, less than")
+
+
+@pytest.mark.parametrize("where", ["/api/", "/resolve/", "/storage/"])
+@pytest.mark.parametrize(("pause_s", "said"), [(0.0, "bytes and no answer among them"), (0.01, "no answer in 0 s")])
+def test_a_hub_that_only_informs_is_left(project, hub, monkeypatch, where, pause_s, said):
+    if pause_s:
+        monkeypatch.setattr(transfer, "LEAST_S", 0.1)
+    hub.informs, hub.pause_s = where, pause_s
+    tracemalloc.start()
+    assert refused(said).mend
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * transfer.MOST_TOLD
+    assert transfer.HEAD.ends_s == math.inf
 
 
 def http(*headers, body=b"", status="200 OK"):

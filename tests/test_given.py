@@ -8,14 +8,18 @@ import pytest
 from gguf import GGUFReader
 
 from plamo_study import paths
+from plamo_study.engine import architectures, builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import asked, proof
+from plamo_study.measure import asked, durations, machine, plan as shared, proof, server
 from plamo_study.measure.cells import Gate
 from plamo_study.measure.files import model_fact
 from plamo_study.measurements import measurements
 from plamo_study.models import given, registry, synthetic
+from plamo_study.studies.disaggregation import plan as disaggregation
 from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.serving import plan as serving
+from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.your_machine import plan
 
 MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
@@ -23,12 +27,14 @@ MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
-    """Nothing is remembered from other tests, and nothing is written into the checkout."""
+    """Nothing is remembered from other tests or written into the checkout, and ceilings are measured in a moment."""
     monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
     monkeypatch.setattr(paths, "MEASURED", tmp_path / "measured")
     monkeypatch.setattr(given, "FILES", {})
     monkeypatch.setattr(registry, "_given", {})
     monkeypatch.setattr(registry, "_paths", {})
+    monkeypatch.setitem(shared.MATMUL_SIZE, "file", 256)
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
 
 
 @pytest.fixture
@@ -134,11 +140,41 @@ def test_lengths_are_written_as_for_llama_bench(word, values):
 @pytest.mark.parametrize(
     "values",
     [{"n_prompt": "0"}, {"n_seq": "abc"}, {"n_seq": "9-1"}, {"n_seq": "1-100000"}, {"type_k": "q3"},
-     {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"}],
+     {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"},
+     {"acceptance": "1.1"}, {"acceptance": "nan"}, {"acceptance": "often"}, {"n_draft": "0"},
+     {"draft_file": str(MINI)}, {"files": str(MINI), "draft_file": [str(MINI), "other.gguf"]},
+     {"rates": "0"}, {"rates": "-1"}, {"rates": "nan"}, {"rates": "1e9"}, {"rates": "fast"}, {"n_clients": "0"}],
 )  # fmt: skip
 def test_values_that_make_no_sense_are_refused_before_anything_is_measured(values):
     with pytest.raises(StudyError):
         asked.sweep(**values)
+
+
+@pytest.mark.parametrize(
+    ("word", "values"), [("0.5,1,2", (0.5, 1.0, 2.0)), (3, (3.0,)), ([1, "0.25", 1], (1.0, 0.25)), ("", ())]
+)
+def test_rates_are_positive_numbers_each_once(word, values):
+    assert asked.sweep(rates=word).rates == values
+
+
+@pytest.mark.parametrize("with_llama", [True, False])
+def test_users_rates_and_slots_reach_a_server_of_the_file(llama, with_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "find", lambda: tmp_path if with_llama else None)
+    monkeypatch.setattr(server, "has_python_server", lambda: not with_llama)
+    how = {"n_clients": "3", "rates": "0.5,4", "n_prompt": "16", "n_gen": "4", "n_threads": "1", "n_gpu_layers": "0"}
+    varied = asked.sweep(files=str(llama), n_seq="2,5", **how)
+    loads = [cell for cell in serving.serving("shape", gpu=True, sweep=varied).cells if cell.workload == "serving"]
+    assert {cell.files[0] for cell in loads} == set(varied.files)
+    assert {(cell.n_prompt, cell.n_gen, cell.n_threads, cell.n_gpu_layers) for cell in loads} == {(16, 4, 1, 0)}
+    together = {(cell.n_seq, cell.n_clients) for cell in loads if cell.n_clients}
+    rates = {cell.per_second: cell.n_requests for cell in loads if not cell.n_clients}
+    slots = (2, 5) if with_llama else (1,)
+    assert together >= {(n_seq, n) for n_seq in slots for n in (1, 3)}
+    assert {n for _, n in together} == {1, 3}
+    assert set(rates) == {0.5, 4.0}
+    assert rates[0.5] < rates[4.0], "a load lasts a time and is no number of requests"
+    with pytest.raises(StudyError, match="type_k"):
+        serving.serving("shape", sweep=asked.sweep(files=str(llama), type_k="q8_0"))
 
 
 def test_settings_and_lengths_reach_the_cells(llama):
@@ -159,7 +195,9 @@ def test_types_of_given_files_are_timed_as_kernels_for_one_column_and_for_many(l
     assert {cell.n_columns == 1 for cell in products} == {True, False}
 
 
-def test_files_of_other_architectures_are_judged_by_their_consistency_and_measured_once(llama):
+@pytest.mark.parametrize("arch", ["llama", "jamba"])
+def test_files_of_other_architectures_are_judged_by_their_consistency_and_measured_once(arch, tmp_path):
+    llama = foreign_models.write(tmp_path / f"{arch}.gguf", arch)
     varied = asked.sweep(files=str(llama), n_prompt="16", n_gen="4", n_seq="2")
     m = measurements("your-machine", "live", "mini", 0, "cpu", varied)
     of_file = m[m.file != ""]
@@ -168,6 +206,67 @@ def test_files_of_other_architectures_are_judged_by_their_consistency_and_measur
     wider = asked.sweep(files=str(llama), n_prompt="16,32", n_gen="4", n_seq="2")
     again = measurements("your-machine", "live", "mini", 0, "cpu", wider)
     assert set(m.key) <= set(again.key), "a cell measured once is reused by another sweep"
+
+
+def test_lengths_of_drafts_acceptances_and_a_file_that_drafts_reach_the_cells(llama):
+    drafter = paths.ROOT / "data/models/plamo-2-draft.mini.F16.gguf"
+    varied = asked.sweep(files=str(MINI), draft_file=str(drafter), n_draft="3,5", acceptance="0.6", n_threads="1")
+    cells = speculative.speculative("shape", sweep=varied).cells
+    assert {cell.files[0] for cell in cells} == set(varied.files)
+    assert {cell.n_draft for cell in cells} == {3, 5}
+    assert {cell.accepts for cell in cells if cell.drafter == ""} == {0.6}
+    assert {cell.n_threads for cell in cells} == {1}
+    on_text = speculative.drafters("shape", sweep=varied).cells
+    assert {cell.files[1:] for cell in on_text if cell.drafter == "model"} == {varied.draft_file}
+    assert {cell.drafter for cell in on_text} == {"lookup", "model"}
+    own = speculative.drafters("mini", sweep=asked.sweep(n_draft="2")).cells
+    assert {cell.n_draft for cell in own if cell.drafter == "lookup"} == {2, speculative.DRAFTS[-1]}
+
+
+def test_a_file_that_drafts_in_another_vocabulary_is_refused_before_anything_is_measured(llama):
+    with pytest.raises(StudyError, match="would mean another text"):
+        speculative.drafters("mini", sweep=asked.sweep(files=str(MINI), draft_file=str(llama)))
+
+
+def test_a_draft_that_no_call_holds_is_refused_before_anything_is_measured():
+    with pytest.raises(StudyError, match="longer than the context"):
+        speculative.speculative("mini", sweep=asked.sweep(n_draft="200"))
+
+
+def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context(llama):
+    varied = asked.sweep(files=str(llama), n_prompt="16,48")
+    cells = [cell for cell in disaggregation.disaggregation("shape", sweep=varied).cells if cell.workload == "shipment"]
+    assert {cell.n_prompt for cell in cells} == {16, 48}
+    usual = disaggregation.disaggregation("shape", sweep=asked.sweep(files=str(llama)))
+    longest = given.FILES[varied.files[0]].spec.context_length
+    assert all(sum(cell.shape[1:]) <= longest for cell in usual.cells)
+
+
+GENERATED = ("plamo2-dense", "plamo3-dense", "jamba-dense", "falcon-h1-dense", "granitehybrid-dense", "lfm2-dense",
+             "nemotron_h-dense", "qwen3next-moe", "mamba2-dense")  # fmt: skip
+
+
+@pytest.mark.skipif(not (builds.folder("architectures") / "engine.toml").exists(), reason="the generator is not built")
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by_its_consistency(name, tmp_path):
+    [found] = given.give(str(architectures.write(name, tmp_path)))
+    assert found.spec.name == name, "its header says that it has no name"
+    assert not given.has_oracle(found.file), "PLaMo's own have scales and ropes that the oracle does not compute"
+    [gate] = plan.your_machine("shape", sweep=asked.sweep(files=str(found.path), n_prompt="16", n_gen="4")).gates
+    assert gate.judged == "consistent"
+    with Session(found.path, SessionConfig(gate.n_prompt)) as session:
+        measured = proof.gate(gate, session, [], found.path)
+    assert measured.valid is True, measured.checks
+
+
+def test_a_file_ten_times_as_large_is_expected_to_take_longer(tmp_path, monkeypatch):
+    small, large = (foreign_models.write(tmp_path / f"{n}.gguf", layers=n) for n in (2, 20))
+    varied = asked.sweep(files=f"{small},{large}")
+    cells = [cell for cell in plan.your_machine("shape", sweep=varied).cells if cell.files]
+    monkeypatch.setattr(durations, "USUAL_BYTES", small.stat().st_size)
+    expected = durations.Durations(plan.your_machine("shape", sweep=varied), {})
+    first, *_, last = sorted({expected.seconds(cell) for cell in cells})
+    assert last > 3 * first
 
 
 def test_a_mixing_engine_is_no_consistent_one(llama, monkeypatch):

@@ -21,7 +21,7 @@ FLOORS = (  # the lowest first
 SYSTEM = "measure.machine"  # what differs between Linux and macOS, the C library too
 REGISTRY = ("registry", "collect")  # of the studies: these know them all
 SIMULATING = "studies.scheduling.fleets"  # its step model is fitted with pandas, before days of requests
-GUIDES = ("levers", "machines")  # they tell what the studies found, and measure nothing
+GUIDES = ("machines",)  # it tells what the studies found, and measures nothing
 NAMED = {  # a study that needs another one
     ("context", "quality"): "drift is the quality of one cache held against another's",
     ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",

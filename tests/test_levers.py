@@ -1,163 +1,118 @@
-"""Notebook 12: every gain comes from the rows it names, and the ranking is Amdahl's law and nothing else."""
+"""Notebook 12 quotes: what executed notebooks found, collected in one file, and Amdahl's law on it."""
 
 import json
-from dataclasses import replace
+import tomllib
 
-import msgspec
+import nbformat
 import pandas as pd
 import pytest
-from built import longer
+from test_any_rows import executed
 
 from plamo_study import paths
-from plamo_study.analysis import stats
-from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.estimates import compare
 from plamo_study.errors import StudyError
-from plamo_study.studies.levers import gains, stacked, traffic
-from plamo_study.studies.levers.traffic import Effect, Traffic
-from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report
-from plamo_study.studies.serving.right import Rightness
+from plamo_study.present import collected
+from plamo_study.present.findings import finding, question, questions
+from plamo_study.present.page_claims import Claims
 
-HYBRID = "plamo-2-1b"
-
-
-@pytest.fixture(scope="module")
-def known():
-    return gains.recordings("recorded", "shape")
-
-
-def ranked(known, asked):
-    return traffic.ranked(known, HYBRID, asked).set_index("lever")
+LEVERS = tomllib.loads((paths.PUBLISHED / "levers.toml").read_text(encoding="utf-8"))
+NAMED = [
+    (each["key"], *where) for kind in ("lever", "claim") for each in LEVERS[kind] for where in each.get("asks", ())
+]
+NAMED += [(each["key"], *each[side]) for each in LEVERS["lever"] for side in ("reads", "writes", "together", "price")
+          if side in each]  # fmt: skip
 
 
-def estimate(value, n=5):
-    return Estimate(value, value * 0.9, value * 1.1, n)
+@pytest.mark.parametrize(("lever", "notebook", "pattern"), NAMED)
+def test_every_question_that_a_lever_rests_on_is_asked_by_the_notebook_it_names(lever, notebook, pattern):
+    assert len(collected.asked(collected.read(), notebook, pattern))
 
 
-@pytest.mark.long
-def test_a_gain_is_there_only_with_the_rows_it_names(known):
-    every = {(gain.lever, gain.model): gain for gain in gains.gains(known)}
-    left = gains.Recordings({name: recording for name, recording in known.items() if name != "07-replicas"})
-    without = {(gain.lever, gain.model): gain for gain in gains.gains(left)}
-    gone = {lever for lever, (studies, _) in gains.LEVERS.items() if "07-replicas" in studies}
-    lacking = set(gains.lacking(lever for lever, _ in without))
-    assert {lever for lever, _ in every.keys() - without.keys()} == lacking == gone
-    assert all(every[key] == gain for key, gain in without.items())
+def notebook(*outputs, title="# Is tea hot?"):
+    """A notebook whose cells showed these things."""
+    cells = [nbformat.v4.new_markdown_cell(title)]
+    for shown in outputs:
+        if hasattr(shown, "_repr_mimebundle_"):
+            data, metadata = shown._repr_mimebundle_()
+        else:
+            text, metadata = shown._repr_markdown_()
+            data, metadata = {"text/markdown": text}, {"text/markdown": metadata}
+        cells.append(
+            nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", data, metadata=metadata)])
+        )
+    return nbformat.v4.new_notebook(cells=cells)
 
 
-def test_gains_move_with_the_times_in_their_rows_and_what_is_predicted_has_no_part_in_what_it_is_held_against(known):
-    batches = known["03-batch-scaling"]
-    alone = (batches.rows["workload"] == "decode") & (batches.rows["n_seq"] == 1)
-    planted = gains.Recordings({batches.study: replace(batches, rows=longer(batches.rows, alone, 1.5))})
-    before, after = ({line.model: line.gain.value for line in gains.batch(each)} for each in (known, planted))
-    assert before.keys() == after.keys()
-    assert all(after[model] == pytest.approx(1.5 * before[model], rel=1e-6) for model in before)
-    rows = known["04-quantization"].rows
-    several = (rows["workload"] == "decode") & (rows["n_seq"] > 1) & (rows["dtype"] == "Q4_0")
-    types = replace(known["04-quantization"], rows=longer(rows, several, 2))
-    planted = gains.Recordings({**known, "04-quantization": types})
-    before, after = (stacked.stacked(each).set_index(["lever", "kind", "model", "beside"]) for each in (known, planted))
-    for key, row in after.iterrows():
-        assert row["alone"].value == pytest.approx(before.loc[key, "alone"].value)
-        factor = 2 if key[1] == "Q4_0" else 1
-        assert row["measured"].value == pytest.approx(before.loc[key, "measured"].value / factor)
+@pytest.fixture
+def known(tmp_path, monkeypatch):
+    """Two notebooks in a folder, collected; a third is broken."""
+    lines = [{"value": (1.0, 2.0)[side] * (1 + 0.01 * n), "side": side, "machine": "m", "block": n, "model": "tea"}
+             for n in range(6) for side in (0, 1)]  # fmt: skip
+    ratio = compare(pd.DataFrame(lines), of="side == 1", to="side == 0", by="model")
+    claim = Claims("02-old", "recorded")
+    claim("tea is hot", ratio, above=1.5)
+    nbformat.write(notebook(finding("tea takes 1,024.5 s"), questions(question("Is tea hot?", ratio, above=1.5))),
+                   tmp_path / "01-tea.ipynb")  # fmt: skip
+    nbformat.write(notebook(claim.table()), tmp_path / "02-old.ipynb")
+    nbformat.write(notebook(finding("of itself")), tmp_path / f"{collected.GUIDE}.ipynb")
+    (tmp_path / "03-broken.ipynb").write_text("{")
+    return collected.collect(tmp_path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_a_request_gains_as_amdahl_says(share):
-    effect = Effect("", "", "", "", reading=estimate(4.0), writing=estimate(0.5))
-    whole, seconds = traffic.whole(effect, share), share / 4.0 + (1 - share) / 0.5
-    assert whole.value == pytest.approx(1 / seconds)
-    assert whole.low <= 1 / seconds <= whole.high
+def test_findings_and_answers_of_every_executed_notebook_are_collected_with_their_figures(known):
+    assert list(known) == ["01-tea", "02-old"]
+    assert (known["01-tea"]["title"], known["01-tea"]["findings"]) == ("Is tea hot?", ["tea takes 1,024.5 s"])
+    for page, pattern in (("01-tea", "^is TEA hot"), ("02-old", "tea")):
+        (line,) = collected.asked(known, page, pattern).to_dict("records")
+        assert (line["of"], line["value"], line["low"], line["high"], line["answer"]) == ("tea", 2.0, 2.0, 2.0, "yes")
+    assert collected.quoted(known, "01-tea", r"takes (\S+) s") == ("1,024.5",)
+    assert json.loads(collected.written(known)) == known
 
 
-def test_a_ranking_follows_the_traffic_and_its_first_lever_has_an_interval_for_all_it_was_chosen_from(known):
-    def types(asked):
-        found = ranked(known, asked)["tokens"]
-        return found["bits: Q5_K_M"].value / found["bits: Q4_0"].value
-
-    assert types(Traffic(8000, 1, 1)) > 1 > types(Traffic(1, 2000, 1)), "one type reads faster, the other writes faster"
-    few, many = (ranked(known, Traffic(n_prompt, 200, 8))["tokens"]["batch"] for n_prompt in (100, 8000))
-    assert few.value > many.value > 1, "reading shares nothing"
-    assert 3.5 < ranked(known, Traffic(4000, 1, 1, shared=0.75))["reading"]["reuse"].value < 4.0
-    found = ranked(known, Traffic(2000, 200, 8))
-    assert not {"reuse", "chunked", "split", "replicas"} & set(found.index), "how requests share an engine is no lever"
-    first = traffic.best(known, HYBRID, Traffic(2000, 200, 8))
-    for phase in ("reading", "writing"):
-        assert first[phase] == stats.selected(found.loc[first["lever"]][phase], 2 * len(found))
-    assert first["tokens"] == traffic.whole(Effect("", "", "", "", first["reading"], first["writing"]), first["share"])
+@pytest.mark.parametrize(
+    ("figure", "numbers"),
+    [("1.46 [1.33, 1.57]", (1.46, 1.33, 1.57)), ("1,043 [1,016, 1,239; 75%]", (1043, 1016, 1239)),
+     ("0.55 to 0.65 (2 processes)", (0.6, 0.55, 0.65)), ("4e-05 [1e-06, 2e-03]", (4e-5, 1e-6, 2e-3))],
+)  # fmt: skip
+def test_a_figure_is_read_as_it_is_printed(figure, numbers):
+    told = {"01": {"questions": [{"question": "q", "of": "", "figure": figure, "asked": "", "answer": "yes"}]}}
+    (line,) = collected.asked(told, "01", "q").to_dict("records")
+    assert (line["value"], line["low"], line["high"]) == pytest.approx(numbers)
 
 
-def test_a_request_takes_what_its_tokens_take_at_their_depths_and_in_the_type_in_use(known):
-    short, long = (traffic.spent(known, f"{HYBRID}*", Traffic(n, 10, 1)) for n in (100, 10_000))
-    assert long.reading > 100 * short.reading, "deep tokens take longer"
-    assert long.alone > short.alone == pytest.approx(short.writing), "one answer shares nothing"
-    over = {dtype: ranked(known, Traffic(2000, 200, 8, dtype)) for dtype in ("Q8_0", "Q4_K_M")}
-    for phase in ("reading", "writing"):
-        chained = over["Q8_0"][phase]["bits: Q4_K_M"].value * over["Q4_K_M"][phase]["bits: Q5_K_M"].value
-        assert chained == pytest.approx(over["Q8_0"][phase]["bits: Q5_K_M"].value, rel=0.05)  # medians of pairs
+def test_a_question_and_a_finding_that_are_not_there_are_named_with_those_that_are(known):
+    with pytest.raises(StudyError, match=r"(?s)'cold'.*01-tea does not ask it; it asks: Is tea hot\?"):
+        collected.asked(known, "01-tea", "cold")
+    with pytest.raises(StudyError, match="05-gone does not ask it; it asks: nothing"):
+        collected.asked(known, "05-gone", "hot")
+    with pytest.raises(StudyError, match=r"(?s)'coffee'.*it says: tea takes"):
+        collected.quoted(known, "01-tea", "coffee")
 
 
-def test_what_there_is_not_is_refused_with_what_there_is(known, monkeypatch, tmp_path):
-    usual, one = {"n_prompt": 1, "n_gen": 1, "n_users": 1}, Traffic(1, 1, 1)
-    wrong = {"n_prompt": 0, "n_gen": 2.5, "n_users": None, "accepts": float("nan"), "shared": -0.1, "reading": 5}
-    refusals = {name: lambda name=name: Traffic(**usual | {name: wrong[name]}) for name in wrong}
-    refusals |= {
-        "one of: tokens, reading": lambda: traffic.ranked(known, HYBRID, one, "joy"),
-        f"one of: {HYBRID}": lambda: traffic.ranked(known, "gpt", one),
-        "there are: .*Q4_0": lambda: traffic.ranked(known, HYBRID, Traffic(1, 1, 1, "Q9_9")),
-        "tokens up to which": lambda: traffic.ranked(known, HYBRID, Traffic(100_000, 1, 1)),
-        "answers up to which": lambda: traffic.ranked(known, HYBRID, Traffic(1, 1, 1000)),
-        "huge": lambda: gains.recordings("recorded", "huge"),
-        "elsewhere": lambda: gains.recordings("elsewhere", "mini"),
-    }
-    for why, asked in refusals.items():
-        with pytest.raises(StudyError, match=why):
-            asked()
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    with pytest.raises(StudyError, match="plamo-study study --scale mini"):
-        gains.recordings("live", "mini")
+def test_only_pages_that_show_the_source_asked_for_are_collected(known, tmp_path):
+    assert collected.collect(tmp_path, "live") == {}, "neither says whose rows it shows"
 
 
-def test_few_blocks_at_full_size_do_not_replace_a_finished_recording(known, monkeypatch):
-    rows = known["03-batch-scaling"].rows
-    shown = {"shape": replace(known["03-batch-scaling"], rows=rows[rows["block"] < 1]), "mini": known["07-replicas"]}
-    monkeypatch.setattr(gains, "read", lambda study, source, scale, device: shown[scale])
-    assert all(each is known["07-replicas"] for each in gains.recordings("recorded", "shape").values())
+def page(monkeypatch, known):
+    """Notebook 12's names after it ran on these findings."""
+    monkeypatch.setattr(collected, "read", lambda: known)
+    return executed(collected.GUIDE)
 
 
-def report(**shares):
-    """A probe's report as JSON; how long a request takes with more load is not known."""
-    each = {name: Interval(share, share, share) for name, share in shares.items()}
-    unknown = {"load": Interval(1.0, float("nan"), float("nan"))}
-    said = Report(
-        url="http://127.0.0.1:1", server="llama-server", model="m", budget=Budget(1, 1, 1.0), requests=1, seconds=1.0,
-        right=Rightness(verdict="cannot tell", why=""),
-        phase=Binding(verdict="decode", why="", shares=each, elasticities=unknown),
-    )  # fmt: skip
-    return json.dumps(msgspec.to_builtins(said))
+def test_levers_whose_notebooks_were_not_executed_are_absent_from_the_page(monkeypatch):
+    known = collected.read()
+    assert len(page(monkeypatch, known)["gains"])
+    without = {name: said for name, said in known.items() if name[:2] != "04"}
+    assert not page(monkeypatch, without)["gains"].lever.str.startswith("weights").any()
+    assert page(monkeypatch, {})["gains"].empty
 
 
-def test_a_probe_s_report_and_the_rows_of_the_same_traffic_lead_to_the_same_share(known, tmp_path):
-    path, asked = tmp_path / "probe.json", Traffic(2000, 200, 8)
-    took = traffic.spent(known, f"{HYBRID}*", asked)
-    path.write_text(report(prefill=took.reading, decode=8 * took.writing, queue=0.4))
-    seen = traffic.probed(str(path), asked)
-    assert seen.reading == pytest.approx(traffic.reading_share(known, f"{HYBRID}*", asked))
-    assert "batch" not in ranked(known, seen).index, "a server that was probed answers together already"
-    bad = ["", "[]", '{"phase": {"shares": {}}}', '{"phase": 3}', "[" * 100_000, "1" + "0" * 400]
-    bad += [report(prefill=share, decode=0.5) for share in (float("nan"), -0.1)] + [report(prefill=0.5, decode=0.0)]
-    for text in bad:
-        path.write_text(text)
-        with pytest.raises(StudyError, match=r"(?s)told the phases apart.*plamo-study probe URL --json > probe\.json"):
-            traffic.probed(str(path), asked)
-    with pytest.raises(StudyError, match=r"missing\.json"):
-        traffic.probed(str(tmp_path / "missing.json"), asked)
-
-
-def test_only_pairs_that_a_batch_tells_apart_are_counted():
-    lines = [
-        {"lever": "bits", "kind": f"type {n}", "model": "m", "alone": estimate(a), "measured": estimate(b)}
-        for n, (a, b) in enumerate(((1.0, 1.0), (2.0, 1.05), (3.0, 3.0)))
-    ]
-    found = stacked.order(pd.DataFrame(lines)).iloc[0]
-    assert (found["best"], found["best_beside"], found["pairs"], found["kept"]) == ("type 2", "type 2", 2, 2)
+def test_a_request_gains_as_amdahl_says_and_more_of_what_it_spends_its_time_on(monkeypatch):
+    room = page(monkeypatch, collected.read())
+    for line in room["gains"].itertuples():
+        assert line.value == pytest.approx(1 / (line.r / line.a["value"] + (1 - line.r) / line.b["value"]))
+        assert min(line.a["low"], line.b["low"]) <= line.low <= line.value <= line.high
+    cost = room["cost"].set_index("model").value
+    for model, share in room["share"].items():
+        read, written = room["prompt"], cost[model] * room["answer"]  # in read tokens
+        assert share == pytest.approx(read / (read + written))

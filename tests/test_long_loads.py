@@ -9,16 +9,15 @@ import httpx2
 import misbehaving
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import ATTENTION, mini_file
+from documents import upstream
 from trials import beside, crowd, soak
 
 from plamo_study import paths
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
-from plamo_study.measure.recording import Recording
 from plamo_study.measure.server import Setup
 from plamo_study.studies.serving import analysis, endurance, results, traffic
 from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Minute, Run, Soak
@@ -170,13 +169,9 @@ def test_a_soak_whose_server_dies_loses_no_request_and_is_written_read_back_and_
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     soak.write(found, "reference")
     assert results.soaks("reference", "mini") == [found]
-    told = endurance.minutes(endurance.soaks(page()))
+    told = endurance.soaked("reference", "mini")
     assert told["ttft"].isna().iloc[-1]
-    assert endurance.runs([found])[["sent", "failed"]].iloc[0].tolist() == [found.sent, found.failed]
-
-
-def page():
-    return Recording(pd.DataFrame(), {}, "11-serving", "mini", "recorded")
+    assert (told["sent"].iloc[0], told["lost"].iloc[0]) == (found.sent, found.failed)
 
 
 def held(waiting, **fields):
@@ -207,12 +202,16 @@ def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, 
     assert results.soaks("reference", "mini", held=True) == [held(GONE), held(LEFT)]
     soak.write(held(GONE, patched=True), "reference")
     assert len(results.soaks("reference", "mini", held=True)) == 2, "the patched one is of another kind"
-    told = endurance.runs(endurance.soaks(page(), held=True))
+    told = endurance.held("reference", "mini").drop_duplicates(["server", "run"])
     assert told[["server", "run"]].to_numpy().tolist() == [[RELEASED, 1], [RELEASED, 2], [PATCHED, 1]]
     kept.write_text("[{}]")
     with pytest.raises(StudyError, match="is damaged") as damaged:
         results.soaks("reference", "mini", held=True)
     assert damaged.value.mend == "python tools/servers.py soak"
+
+
+def side_by_side():
+    return upstream.side_by_side(endurance.alike(endurance.held("reference", "mini")))
 
 
 @pytest.mark.parametrize(
@@ -221,15 +220,15 @@ def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, 
 )  # fmt: skip
 def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, runs, gone):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    assert "not tried here" in endurance.side_by_side(page()).frame
+    assert "not tried here" in side_by_side().frame
     for waiting in runs:
         soak.write(held(waiting), "reference")
-    told = endurance.side_by_side(page()).frame
+    told = side_by_side().frame
     assert told["queue gone by minute"].tolist() == [gone]
     assert told["failed, of sent"].tolist() == ["2 of 90"]
     soak.write(held(runs[0], patched=True), "reference")
     soak.write(held(runs[0], patched=True, machine={"chip": "d"}), "reference")
-    assert endurance.side_by_side(page()).frame["llama-server"].tolist() == [RELEASED, PATCHED]
+    assert side_by_side().frame["llama-server"].tolist() == [RELEASED, PATCHED]
 
 
 def test_both_servers_are_crowded_in_turn_and_their_own_seconds_are_kept(tmp_path, monkeypatch):
@@ -248,7 +247,7 @@ def test_both_servers_are_crowded_in_turn_and_their_own_seconds_are_kept(tmp_pat
     assert all(min(each.token) > 0 for each in found.loads)
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     crowd.write(found, "reference")
-    assert endurance.crowds(page()).frame["waiting"].tolist() == ["0", "2"]
+    assert upstream.crowds(results.crowds("reference")).frame["waiting"].tolist() == ["0", "2"]
 
 
 def left_waiting(binary):

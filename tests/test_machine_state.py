@@ -110,6 +110,7 @@ def test_a_program_that_does_not_answer_holds_nothing_up_for_long(nothing_else, 
     assert machine.state() == without("pmset")
 
 
+@pytest.mark.case(1)
 def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(tmp_path, monkeypatch):
     for name, folder in (("PROC", tmp_path / "proc"), ("SYS", tmp_path / "sys")):
         monkeypatch.setattr(system, name, folder)
@@ -136,6 +137,7 @@ ADAPTER, LAPTOP = {"type": "Mains", "online": "1"}, {"type": "Battery", "scope":
 PORT = {"type": "USB", "online": "0"}  # a port that nothing feeds
 
 
+@pytest.mark.case(2)
 @pytest.mark.parametrize(
     ("supplies", "source"),
     [
@@ -169,6 +171,7 @@ def test_only_a_battery_of_the_machine_counts_and_only_where_no_supply_is_online
     assert machine.state().power_source == source
 
 
+@pytest.mark.case(1)
 def test_a_clock_of_a_cpu_that_is_off_is_no_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(system, "SYS", tmp_path)
     monkeypatch.setattr(system, "PROC", tmp_path)
@@ -182,6 +185,7 @@ def test_a_clock_of_a_cpu_that_is_off_is_no_clock(tmp_path, monkeypatch):
     assert system.mhz() == 2400.0
 
 
+@pytest.mark.case(1)
 @pytest.mark.parametrize(
     ("said", "name"),
     [
@@ -220,6 +224,7 @@ put(system, "SYS", Path("/no/such/folder"))
 """
 
 
+@pytest.mark.case(1)
 def test_a_system_that_says_nothing_of_itself_gives_rows_in_which_nothing_is_known_and_nothing_is_marked(
     tmp_path, monkeypatch
 ):

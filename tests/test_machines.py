@@ -15,7 +15,6 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
 from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
-from plamo_study.models import casts
 from plamo_study.present import processors
 from plamo_study.studies import registry
 from plamo_study.studies.chunked import calls, plan as chunked
@@ -44,9 +43,6 @@ def test_a_pair_holds_what_both_forecasts_start_from():
     assert told["took_known"].value * told["roof_asked"] / told["roof_known"] == pytest.approx(0.30)
     assert told["took_known"].value * told["read_known"] / told["read_asked"] == pytest.approx(0.20)
     assert (told["share_known"], told["share_asked"]) == (pytest.approx(0.5), pytest.approx(0.5))
-    miss = analysis.quotient(line("b", 0.60, 0.15)["measured"], line("a", 0.30, 0.15)["measured"])
-    assert miss.value == pytest.approx(2.0)
-    assert (miss.low, miss.high) == (pytest.approx(2 * 0.9 / 1.1), pytest.approx(2 * 1.1 / 0.9))
 
 
 def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_the_nearest():
@@ -146,7 +142,6 @@ def test_a_gpu_is_held_against_its_own_ceilings_and_not_its_host_s(with_a_gpu):
 
 def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_forecasts(with_a_gpu):
     (board,) = gpu.boards(with_a_gpu)
-    assert [gain.value for gain in gpu.gains(board)["gain"]] == pytest.approx([10.0] * 4, rel=0.02)
     scored = gpu.scored(board).set_index("key")
     scan = scored.loc["prompt of 512, PLaMo 2: gain of a scan on the GPU"]
     assert (scan["measured"].value, scan["claim"]) == (pytest.approx(2.0, rel=0.01), "does not hold")
@@ -167,11 +162,10 @@ def test_forecasts_are_scored_on_released_models_too(with_a_gpu):
 
     def of(studies):
         (board,) = gpu.boards(studies)
-        measured = [each.value for each in gpu.scored(board).query("not key.str.startswith('released')").measured]
-        return measured, [gain.value for gain in gpu.gains(board)["gain"]]
+        return [each.value for each in gpu.scored(board).query("not key.str.startswith('released')").measured]
 
     released = [(name, rows.assign(model=rows["model"].map(unstarred)), facts) for name, rows, facts in with_a_gpu]
-    assert [np.isfinite(each).any() for each in of(released)] == [True, True]
+    assert np.isfinite(of(released)).any()
     np.testing.assert_equal(of(released), of(with_a_gpu))
 
 
@@ -278,35 +272,12 @@ def test_what_metal_computes_by_number_of_columns_meets_the_source_and_grows_by_
     assert set(told.index[told["each"].diff().shift(-1) > 0]) == {5, 6, *range(32, 512, 32)}, "where one more is dearer"
 
 
-@pytest.mark.parametrize(
-    ("head", "keys", "values", "where"),
-    [
-        (128, "q8_0", "q8_0", "flash attention on the GPU"),
-        (128, "f16", "f16", "flash attention on the GPU"),
-        (128, "q8_0", "q4_0", "flash attention on the CPU"),
-        (128, "q8_0", "f16", "without flash attention"),
-        (100, "f16", "f16", "without flash attention"),
-        (100, "q8_0", "q8_0", "flash attention on the CPU"),
-        (128, "iq4_nl", "iq4_nl", "flash attention on the CPU"),
-    ],
-)
-def test_metal_s_flash_attention_by_head_size_and_cache(head, keys, values, where):
-    assert gpu.flash_attention((head,), ((keys, values),))["attention"].item().startswith(where)
-
-
-def test_without_layers_on_the_gpu_a_prompt_survives_what_the_device_that_computes_it_bears():
-    found = gpu.without_layers(casts.known_types()).set_index("dtype")
-    assert found.loc["Q8_0", "here"] == found.loc["Q8_0", "cpu"] > 8e6 > found.loc["Q8_0", "gpu"] == 65504
-    assert found.loc["Q5_0", "here"] == 65504, "its weights lie as in the file, and the GPU takes the prompt"
-    assert np.isinf(found.loc["BF16", ["cpu", "gpu", "here"]].astype(float)).all()
-
-
 READ = {  # what the forecasts for Metal stand on, as the locked engine has it
     "ggml/src/ggml-metal/ggml-metal-ops.cpp": {2468: "ne11 >= 2 && ne11 <= 8", 2506: "switch (ne11)", 2516: "case 5:",
         2956: "ne01 < 20", 2967: "< 32", 2552: "use_mm"},
     "ggml/src/ggml-metal/ggml-metal-common.cpp": {41: "ne11 > 8"},
     "ggml/src/ggml-metal/ggml-metal-device.cpp": {840: "res.nr1 = NRB", 846: "res.nr1 = 32"},
-    "ggml/src/ggml-metal/ggml-metal-device.m": {1285: ": 32;", **{1729 + i: str(n) for i, n in enumerate(gpu.HEADS)},
+    "ggml/src/ggml-metal/ggml-metal-device.m": {1285: ": 32;", 1737: "128",
         1751: "src[1]->type != op->src[2]->type"},
     "ggml/src/ggml-metal/kernels/mul_mm.metal": {856: "kernel_mul_mm_bf16_f32", 864: "kernel_mul_mm_q8_0_f32"},
     "ggml/src/ggml-metal/ggml-metal.cpp": {774: "offload_op"},

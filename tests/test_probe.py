@@ -275,6 +275,7 @@ def test_too_few_rounds_and_answers_that_end_by_themselves_are_no_verdict():
         assert why in found.why
 
 
+@pytest.mark.case(3)
 @pytest.mark.parametrize(("prefill", "decode", "says"), [(1.0, 0.05, "prefill"), (0.05, 1.0, "decode")])
 def test_no_phase_is_named_that_the_elasticities_contradict(prefill, decode, says):
     """As where first tokens are not shown, or come before what took their time."""

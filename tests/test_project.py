@@ -1,7 +1,11 @@
 """Pins and commands hold together."""
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
+from collections import Counter
 
 import yaml
 from typer.main import get_command
@@ -54,3 +58,25 @@ def commands(group, prefix=""):
 
 def test_every_command_says_what_it_does():
     assert [name for name, command in commands(get_command(cli.app)) if not command.help] == []
+
+
+COUNTED = """
+import json, sys
+import pytest
+
+class Counted:
+    def pytest_collection_finish(self, session):
+        marks = [[each.args[0] for each in item.iter_markers("case")] for item in session.items]
+        print(json.dumps(marks), file=sys.stderr)
+
+sys.exit(pytest.main(["-o", "addopts=-p early", "-m", "case", "--collect-only", *sys.argv[1:]], [Counted()]))
+"""
+
+
+def test_each_of_the_sixteen_cases_has_a_test_and_another_of_its_kind():
+    files = [path for path in (paths.ROOT / "tests").glob("test_*.py") if "mark.case(" in path.read_text()]
+    done = subprocess.run([sys.executable, "-c", COUNTED, *files], cwd=paths.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    counts = Counter(case for marks in json.loads(done.stderr.splitlines()[-1]) for case in marks)
+    assert set(counts) == set(range(1, 17))
+    assert min(counts.values()) > 1, counts

@@ -12,16 +12,23 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck import perplexity as crosscheck_perplexity
 
+from plamo_study import paths
 from plamo_study.analysis import clustered, divergence
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing, texts
+from plamo_study.measure.cells import Quality
 from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
-from plamo_study.studies.quality import analysis as quality, continuations, plan as plan_quality
+from plamo_study.studies.quality import (
+    analysis as quality,
+    continuations,
+    plan as plan_quality,
+    workload as quality_workload,
+)
 
 WORKLOAD = "plamo_study.studies.quality.workload"
 
@@ -132,7 +139,12 @@ def test_a_text_is_a_file_or_one_of_the_corpus_in_utf_8(tmp_path, monkeypatch):
     (tmp_path / "some-text.txt").write_text("日本語", encoding="utf-8")
     assert texts.read("some-text") == texts.read("some-text.txt") == "日本語".encode()
     path = tmp_path / "text"
-    cases = ((b" \n", "is empty"), ("naïve".encode("latin-1"), "not UTF-8 .byte 2 is 0xef"))
+    monkeypatch.setattr(texts, "PIECE", 4)
+    cases = (
+        (b" \n", "is empty"), (b"", "is empty"), ("naïve".encode("latin-1"), "not UTF-8 .byte 2 is 0xef"),
+        ("日本語".encode()[:-1], "not UTF-8 .byte 6 is 0xe8"), (b"abcd\xed\xa0\x80", "not UTF-8 .byte 4 is 0xed"),
+        ("日本語日本".encode() + b"\x80", "not UTF-8 .byte 15 is 0x80"), (b"\xff\xfea\0", "not UTF-8 .byte 0 is 0xff"),
+    )  # fmt: skip
     for asked, why in (("another", "known: some-text"), (path, "neither a file nor a text"), (tmp_path, "no regular")):
         with pytest.raises(StudyError, match=why):
             texts.read(asked)
@@ -140,6 +152,46 @@ def test_a_text_is_a_file_or_one_of_the_corpus_in_utf_8(tmp_path, monkeypatch):
         path.write_bytes(content)
         with pytest.raises(StudyError, match=why):
             texts.read(path)
+
+
+def test_a_long_text_is_cut_between_characters_and_a_short_one_nowhere(monkeypatch):
+    text = "aé日😀".encode() * 50
+    assert texts.beginning(text, 0) == texts.beginning(text, 1) == texts.ending(text, 1) == text
+    monkeypatch.setattr(texts, "TOKEN", 1)
+    for piece in range(1, 40):
+        monkeypatch.setattr(texts, "PIECE", piece)
+        for part, end in ((texts.beginning(text, 3), text.startswith), (texts.ending(text, 3), text.endswith)):
+            assert max(piece, 3) - 3 <= len(part) <= max(piece, 3)
+            assert end(part)
+            part.decode()
+
+
+def test_of_a_long_text_the_first_tokens_are_those_of_the_whole_text(monkeypatch):
+    monkeypatch.setattr(texts, "PIECE", 1 << 10)
+    text = texts.read("python-heldout")[: 1 << 16]
+    with Session(paths.MODELS / "plamo-2-1b.mini.F16.gguf", SessionConfig(64)) as session:
+        whole, part = session.tokenize(text), session.tokenize(texts.beginning(text, 300))
+    assert len(part) < len(whole) / 2
+    assert np.array_equal(part[:300], whole[:300])
+
+
+class Begins(Session):
+    """An engine that begins a text as its file asks."""
+
+    def tokenize(self, text):
+        return np.concatenate([[self.bos], super().tokenize(text)])
+
+
+@pytest.mark.parametrize("engine", [Session, Begins])
+def test_every_chunk_begins_as_the_file_asks_and_bytes_add_up_whatever_an_engine_adds(engine):
+    asked = Quality(n_ctx=CHUNK, n_chunks=CHUNKS)
+    with engine(paths.MODELS / "plamo-2-1b.mini.F16.gguf", SessionConfig(CHUNK)) as session:
+        text = texts.read("python-heldout")[: 1 << 12]
+        assert (session.tokenize(text)[0] == session.bos) == (engine is Begins), "the locked engine adds nothing"
+        chunks, checks = quality_workload._chunks(asked, session, text)
+    assert checks == {"bytes_add_up": True}
+    assert set(chunks[:, 0].tolist()) == {1}
+    assert chunks.shape == (CHUNKS, CHUNK)
 
 
 def test_prompts_are_whole_lines_from_all_over_the_text():

@@ -72,6 +72,7 @@ def of_group(version, quota_us, period_us=100_000):
 # ---------------------------------------------------------------- threads
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("quotas_us", "threads"),
@@ -94,6 +95,7 @@ def test_threads_are_the_whole_cpus_of_the_tightest_quota_above_this_process(ver
     assert machine.at_once(1, 1) == threads
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize(
     ("path", "root", "inside"),
     [
@@ -110,6 +112,7 @@ def test_a_container_s_own_group_is_where_its_file_system_shows_it(path, root, i
     assert machine.performance_cores() == 2
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize(
     ("cpus", "threads"),
     [
@@ -163,6 +166,7 @@ def test_one_thread_is_compared_with_no_second_one(linux, monkeypatch):
 # ---------------------------------------------------------------- rows
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize(
     ("version", "stat"),
     [
@@ -185,6 +189,7 @@ def cause(cell, status="ok", **counted):
     return watch.causes([made_up(cell, Conditions(timed=found, whole=found), status)]).get("k", "")
 
 
+@pytest.mark.case(6)
 def test_a_row_that_a_quota_held_says_so_and_not_that_others_computed():
     two, served = mini("decode", n_gen=4, n_threads=2), mini("serving", n_gen=4)
     for cell in (two, mini("decode", n_gen=4, n_gpu_layers=-1), served):
@@ -219,6 +224,7 @@ def test_a_worker_that_a_quota_kept_past_its_limit_is_starved_by_it_and_no_hang(
     assert watch.causes([made_up(cell, Conditions(whole=outcome.evidence), outcome.status)]) == {"k": watch.QUOTA}
 
 
+@pytest.mark.case(6)
 def test_a_page_says_what_would_help_against_a_quota_and_does_not_ask_for_an_idle_machine():
     recorded = collect.collect("01-phase-asymmetry", "recorded", "shape").rows
     for mark in (watch.QUOTA, watch.STARVED):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import built
+import foreign_models
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
@@ -19,12 +20,15 @@ from test_runner import sweeping
 from test_watch import made_up
 
 from plamo_study.engine.session import EngineError
-from plamo_study.measure import files, journal, runner, watch
+from plamo_study.errors import StudyError
+from plamo_study.measure import files, journal, machine, runner, watch
+from plamo_study.measure.asked import sweep
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.plan import Plan, model_file
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.worker import Job
+from plamo_study.models import given
 from plamo_study.studies.replicas import plan, replica
 
 WORKLOAD = plan.replicas("mini").workload
@@ -40,6 +44,26 @@ def replicas(n_processes, n_seq, model=HYBRID, **fields):
 
 def run(cell):
     return built.measured(cell, workload=WORKLOAD, right=False)
+
+
+def arrangements(planned):
+    return {(cell.n_processes, cell.n_seq) for cell in planned.cells if isinstance(cell, Replicas)}
+
+
+def test_sequences_are_shared_out_evenly_among_the_processes_that_a_user_asks_for():
+    planned = plan.replicas("mini", sweep=sweep(n_seq="6,2", processes="3,2"))
+    assert arrangements(planned) == {(1, 6), (3, 2), (2, 3), (1, 2), (2, 1)}
+    for wrong in ({"n_seq": "6", "processes": "4"}, {"processes": "128", "n_seq": "256"}):
+        with pytest.raises(StudyError, match=f"processes {wrong['processes']}"):
+            plan.replicas("mini", sweep=sweep(**wrong))
+
+
+def test_a_file_is_loaded_no_more_often_than_fits_into_memory(tmp_path, monkeypatch):
+    varied = sweep(files=str(foreign_models.write(tmp_path / "a.gguf")), n_seq="4")
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 3 * given.FILES[varied.files[0]].n_bytes)
+    planned = plan.replicas("mini", sweep=varied)
+    assert {cell.files for cell in planned.cells if cell.files} == {varied.files}
+    assert arrangements(planned) == {(1, 4), (2, 2)}
 
 
 @pytest.mark.parametrize("cell", [replicas(1, 4), replicas(2, 2, ATTENTION)], ids=["one", "two"])

@@ -107,6 +107,7 @@ def test_gates_anchors_and_repeats_count_against_the_time(tmp_path, monkeypatch,
     asked, path = small_plan(small_plan().cells[:1], blocks=2), tmp_path / "j.jsonl"
     first = runner.sweep(asked, path)
     monkeypatch.setattr(watch, "disturbed", lambda rows: {row.key for row in rows})
+    monkeypatch.setattr(runner, "at_once", lambda cell: 1)  # else a slow gate, which shares its time, leaves some
     assert runner.sweep(replace(asked, extra_blocks=2), path, minutes=minutes_of(first)).measured == 0
     assert runner.sweep(replace(asked, extra_blocks=2), path, minutes=2 * minutes_of(first)).measured > 0
 
@@ -400,6 +401,14 @@ def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_th
     assert all(told for _, told in order[1:])
     assert "decode off by 0.5" in printed()
     assert [row.cell.workload for row in summary.unexpected] == ["gate"]
+    timed = {row.cell.model for row in summary.rows if not row.anchor and row.cell.workload != "gate"}
+    assert timed == {ATTENTION}, "nothing is timed with the file, and the others are measured"
+    assert (summary.left_out, summary.lacking) == ((), 0)
+    again = report.sweep(small_plan(blocks=1), tmp_path / "j.jsonl")
+    assert again.measured == 0
+    assert "decode off by 0.5" in printed()[-2000:], "it is said by every call"
+    within = runner.sweep(small_plan(blocks=1), tmp_path / "j.jsonl", minutes=60)
+    assert (within.measured, within.lacking, within.left_out) == (0, 0, ())
 
 
 def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):

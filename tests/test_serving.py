@@ -67,6 +67,7 @@ def test_an_answer_has_its_text_its_counts_and_its_times_in_order_whatever_the_c
     assert "very-secret" not in repr(target)
 
 
+@pytest.mark.case(3)
 def test_chunks_are_no_tokens_and_reasoning_is_made_of_tokens_too(misbehaves):
     pairs = asked(misbehaves("in_pairs"))
     assert pairs.divided
@@ -104,6 +105,7 @@ WRITTEN = {  # what one choice of an event holds -> the words in it
 }
 
 
+@pytest.mark.case(3)
 @pytest.mark.parametrize("what", WRITTEN)
 def test_whatever_a_model_writes_is_counted_and_timed(what):
     choice, words = WRITTEN[what]
@@ -161,6 +163,7 @@ def test_an_answer_that_is_not_streamed_is_an_answer(misbehaves):
     assert (whole.failure, whole.text, whole.n_gen, len(whole.chunk_ns)) == ("", "one two", 2, 1)
 
 
+@pytest.mark.case(4)
 def test_pieces_that_come_at_once_are_one_burst(misbehaves):
     streamed, held = asked(misbehaves("at_length")), asked(misbehaves("holds_back"))
     assert (streamed.bursts > 4, held.bursts, len(held.chunk_ns)) == (True, 1, 8)
@@ -182,6 +185,7 @@ REASONS = {
 }
 
 
+@pytest.mark.case(7)
 @pytest.mark.parametrize("body", REASONS, ids=lambda body: repr(body[:20]))
 def test_the_reason_of_a_refusal_is_read_in_the_forms_that_servers_choose(body):
     assert client._reason(body)[:40].startswith(REASONS[body])
@@ -317,10 +321,6 @@ def test_metrics_are_what_they_and_other_tools_define_them_as():
     assert (told["answered"], told["failed"], told["n_tokens"]) == (2, 1, 10)
     assert told["throughput"] == pytest.approx(10 / 0.330)
     assert np.isnan(told["ttft_p90"]), "two requests are too few for a percentile"
-    others = metrics.by_tool([request(100, 10, sent_ms=40)])
-    assert others["ours"]["ttft"] == others["MLPerf"]["ttft"] == pytest.approx(0.100)
-    assert others["vLLM"]["ttft"] == others["AIPerf"]["ttft"] == pytest.approx(0.060), "from when it was sent"
-    assert others["AIPerf"]["itl"] == others["ours"]["tpot"] == pytest.approx(0.010)
     kept = [request(100, 10), request(200, 10), request(100, 20)]
     assert metrics.goodput(kept, plan.Objectives(0.15, 0.015)) == pytest.approx(1 / metrics.span(kept))
 
@@ -341,6 +341,39 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     row["requests"] = [request(0, 0, failure="ConnectError") for _ in row["requests"]]
     row["series"] |= {"n_gen": [0.0] * 8, "prompt_ms": [0.0] * 8, "answer_ms": [0.0] * 8, "switches": [0.0]}
     assert {name for name, *_ in metrics.measured(row)} == {"binds"}, "who answered nothing has no times"
+
+
+def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_however_often_it_was_asked():
+    """Two prompts of eight: the first changed twice and once cut off as alone, the second parts at a near-tie."""
+    differs, gap = [3, 0, -1, -1, -1, -1, -1, -1, 2, 1], [1.0] + [0.1] * 9
+    died = "the server ended: SIGABRT, GGML_ASSERT(x) failed"
+    requests = [request(1, 1) for _ in range(8)] + [request(1, 1), request(1, 1)]
+    requests[2] = msgspec.structs.replace(requests[2], failure=died)
+    requests[3] = request(0, 0, failure="ConnectError")
+    gap[8] = 2.0
+    row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "dtype": "F16", "build": "stock",
+           "server": "s", "n_prompt": 8, "n_gen": 5, "n_seq": 4, "n_clients": 2, "key": "k", "requests": requests,
+           "series": {"differs": differs, "gap": gap}}  # fmt: skip
+    told = metrics.answers(pd.DataFrame([row]))
+    assert told.answer.tolist() == ["changed", "near-tie", "lost", "lost", *["as alone"] * 4, "changed", "near-tie"]
+    assert told.prompt.tolist() == [*range(8), 0, 1]
+    assert told.reached.tolist() == [n != 3 for n in range(10)]
+    [one] = analysis.under_load(told).itertuples()
+    assert (one.prompts, one.prompts_changed, one.answers, one.changed, one.near_ties) == (7, 1, 9, 2, 2)
+    assert (one.failed, one.servers, one.died, one.how, one.said) == (2, 1, 1, "SIGABRT", "GGML_ASSERT(x) failed")
+    assert analysis.under_load(told.assign(n_clients=0)).empty, "nobody else asked"
+
+
+def test_every_rate_that_came_at_random_times_has_its_share_of_requests_that_met_the_objectives():
+    series = {"n_prompt": [8.0] * 4, "n_gen": [5.0] * 4, "prompt_ms": [9.0] * 4, "answer_ms": [8.0] * 4}
+    series |= {"lag": [0.0, 1e-3, 0.0]}
+    row = {"server": "llama-server", "n_clients": 0, "checks": {"client_binds": 0.0}, "series": series, "scale": "mini"}
+    row |= {"per_second": 2.0, "requests": [request(9, 2), request(9, 2), request(9, 11), request(251, 2)]}
+    told = {name: samples.tolist() for name, _, _, samples in metrics.measured(row)}
+    assert (told["rate"], told["met"]) == ([2.0], [0.5]), "one came late, and one was slow"
+    row["series"] = series | {"rates": [1.0, 4.0], "met": [1.0, 0.25]}
+    told = {name: samples.tolist() for name, _, _, samples in metrics.measured(row)}
+    assert (told["rate"], told["met"]) == ([1.0, 4.0], [1.0, 0.25])
 
 
 def queue(rng, rate, speed, slots=4, n=16):
@@ -398,10 +431,14 @@ def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorde
         build="stock", model="m", version="v", slots=4, at_once=2, rounds=1, rounds_done=1, answers=1, differ=1,
         gaps=[lead], exit=None,
     ).near_ties == tie  # fmt: skip
-    row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "build": "stock", "server": "s",
-           "n_seq": 4, "n_clients": 2, "key": "k", "series": {"differs": [0], "gap": [lead]},
+    row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "dtype": "F16", "build": "stock",
+           "server": "s", "n_seq": 4, "n_clients": 2, "n_prompt": 1, "n_gen": 1, "key": "k",
+           "series": {"differs": [0], "gap": [lead]},
            "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])]}  # fmt: skip
-    assert analysis.answers(pd.DataFrame([row])).near_ties.item() == tie
+    told = metrics.answers(pd.DataFrame([row]))
+    assert told.answer.item() == ("near-tie" if tie else "changed")
+    counted = analysis.under_load(told)
+    assert (counted.near_ties.item(), counted.prompts_changed.item(), counted.prompts.item()) == (tie, 1 - tie, 1)
 
 
 # ------------------------------------------------------------------ servers
@@ -453,6 +490,7 @@ def test_a_server_that_dies_under_load_is_a_row_with_signal_assertion_and_what_w
         assert "the server ended: SIGABRT, GGML_ASSERT(fits) failed" in each.failure
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize("way", ["wants_a_key", "small_slot_by_field"])
 def test_a_refused_request_is_refused_and_not_computed_wrong(way, tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, way)

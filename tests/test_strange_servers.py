@@ -36,14 +36,18 @@ def meeting(url, say=lambda line: None, model="", seconds=6.0):
     return client.run(met())[0], ignored
 
 
+@pytest.mark.case(8)
 @pytest.mark.parametrize(
-    "way", ["router", "router_by_state", "embedding_first", "embedding_by_type", "adapters", "named_by_number"]
+    "way",
+    ["router", "router_by_state", "adapters", "named_by_number"]
+    + [pytest.param(way, marks=pytest.mark.case(9)) for way in ("embedding_first", "embedding_by_type")],
 )
 def test_the_model_that_is_asked_is_loaded_and_generates(way, stands_in):
     assert meeting(stands_in(way))[0].model == "small"
     assert misbehaving.Handler.models == {"small"}
 
 
+@pytest.mark.case(8)
 @pytest.mark.parametrize(
     ("way", "model", "said"),
     [
@@ -61,6 +65,7 @@ def test_a_model_that_asking_might_load_is_not_asked(way, model, said, stands_in
         assert meeting(stands_in(way), model="two")[0].model == "two"
 
 
+@pytest.mark.case(9)
 def test_a_server_that_is_loading_is_waited_for_with_a_limit_that_is_said(stands_in, monkeypatch):
     monkeypatch.setattr(probe, "PAUSES_S", (0.05, 0.1))
     said = []
@@ -68,10 +73,11 @@ def test_a_server_that_is_loading_is_waited_for_with_a_limit_that_is_said(stands
     assert len(said) == 1
     assert "at most 3 s" in said[0]
     with pytest.raises(StudyError, match="HTTP 503") as late:
-        meeting(stands_in("refuses"), seconds=1.0)
+        meeting(stands_in("refuses"), seconds=4.0)
     assert "--seconds" in late.value.mend
 
 
+@pytest.mark.case(7)
 @pytest.mark.parametrize(
     ("way", "without"),
     [
@@ -97,6 +103,7 @@ MENDS = {  # way -> what helps
 }
 
 
+@pytest.mark.case(7)
 @pytest.mark.parametrize("way", MENDS)
 def test_the_mend_follows_the_status(way, stands_in):
     with pytest.raises(StudyError) as refused:
@@ -115,6 +122,7 @@ def phase(url, prompt_tokens=16, output_tokens=16):
     return client.over(ask.target, asked), ignored
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize("way", ["holds_back", "holds_back_some"])
 def test_a_stream_that_is_held_back_is_named_and_no_phase(way, stands_in):
     held, _ = phase(stands_in(way), output_tokens=32)
@@ -123,12 +131,14 @@ def test_a_stream_that_is_held_back_is_named_and_no_phase(way, stands_in):
     assert "first token alone" not in held.seconds
 
 
+@pytest.mark.case(3)
 def test_reasoning_takes_the_time_of_decode_and_not_of_prefill(stands_in):
     thinks, _ = phase(stands_in("thinks_at_length"))
     assert thinks.shares["decode"].value > thinks.shares["prefill"].value
     assert thinks.elasticities["output"].value > 0
 
 
+@pytest.mark.case(14)
 @pytest.mark.parametrize("way", ["small_slot", "small_slot_by_field", "small_slot_in_words"])
 def test_a_prompt_that_does_not_fit_twice_is_said_with_the_length_that_does(way, stands_in):
     """150 tokens of three characters fit a slot of 200, and 300 do not."""
@@ -139,6 +149,7 @@ def test_a_prompt_that_does_not_fit_twice_is_said_with_the_length_that_does(way,
     assert probe._shorter(Ask(Target(""), 100, 256), 200).startswith("--prompt-tokens 45 --output-tokens 22")
 
 
+@pytest.mark.case(7)
 def test_what_the_probe_did_without_is_one_line(stands_in):
     done = CliRunner().invoke(
         main.app, ["probe", stands_in("refuses_stream_options"), "--output-tokens", "4", "--seconds", "20"]
@@ -150,6 +161,7 @@ def test_what_the_probe_did_without_is_one_line(stands_in):
     assert "no count of tokens" in lines[0]
 
 
+@pytest.mark.case(5)
 def test_a_server_that_is_started_here_takes_no_key_and_no_option_from_who_starts_it(tmp_path, monkeypatch):
     for name in ("LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE"):
         monkeypatch.setenv(name, "64")

@@ -29,6 +29,9 @@ MENDS = {  # remedies for what a system refuses, by errno; any other errno is a 
 }
 
 
+FAILED_GATE = "FailedGate"  # name of the error in a notebook that measured a file whose gate failed, and goes on
+
+
 class StudyError(Exception):
     """Bad input or a failed step: what is wrong, why, and the command that mends it.
 

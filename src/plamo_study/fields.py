@@ -6,5 +6,5 @@ ORDER = (  # the order in the JSON that keys hash, and of frame columns: append 
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
     "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
-    "planted",
+    "planted", "rungs",
 )  # fmt: skip

@@ -10,14 +10,16 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.usable import unrepeated, usable
+from plamo_study.errors import StudyError
 from plamo_study.fields import ORDER
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.recording import Recording, added, elsewhere, machines_of, read
 from plamo_study.present import processors
 from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
-from plamo_study.studies.collect import collect
+from plamo_study.studies.collect import MORE, collect
 from plamo_study.studies.disaggregation import measures as moved
+from plamo_study.studies.replicas import measures as shared
 from plamo_study.studies.scheduling import measures as scheduling
 from plamo_study.studies.serving import metrics
 
@@ -25,12 +27,14 @@ NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
-OF_KIND = {  # columns that a study with such cells always has
-    "serving": ["server", "pattern", "n_clients"],
-    "arrival": ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"],
+ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
+OF_KIND = {  # columns that a study with such cells, or of this name, always has
+    "serving": ["server", "pattern", "n_clients", "n_requests", "per_second"],
+    "arrival": ARRIVING,
+    "06-chunked": ARRIVING,
     "service": ["label", "per_second"],
+    "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
     "traffic": ["label", "per_second"],
-    "replicas": ["n_processes", "policy", "use_mmap"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
@@ -73,12 +77,17 @@ def measurements(
             arrives while others are answered (notebook 06): "step before", "token gap" and "longest gap" of those
             others, the prompt's "first token", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".
+            Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
+            "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
+            killed "finished" (requests) and "got" (tokens of its sequences).
             Of a load that a policy served (notebook 10): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
             "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
             engine computed); "call" (every call) where calls were made alone.
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
+            "rate" and "met" of requests that come at random times: every rate that was tried, and the share of its
+            requests that met the objectives; "goodput", those a second;
             "wakes" (how often its threads were scheduled, per token); "late" (95th percentile of the client's delay in
             reading, as a fraction of a gap) and "binds" (1: the client's usual delay is over 5 % of a gap).
         value, unit
@@ -138,6 +147,12 @@ def measured_added(study: str, asked: bool = True, scale: str = "shape", board: 
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
+def tidy(*found: Recording) -> pd.DataFrame:
+    """Recordings as one frame like that of `measurements`; what they call their machines is kept apart."""
+    frames = [_tidy(each) for each in found]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+
+
 def _apart(found: list[Recording], own: Mapping[str, Any]) -> list[pd.DataFrame]:
     """Tidy frames of further machines, each under a name of its own, which none of the facts `own` bears either."""
     _, *named = processors.told_apart(own, *(each.facts for each in found))
@@ -159,7 +174,9 @@ def _tidy(found: Recording) -> pd.DataFrame:
     on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
     frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
-    always = ALWAYS + [name for kind, names in OF_KIND.items() if kind in set(frame["workload"]) for name in names]
+    always = ALWAYS + [
+        name for kind, names in OF_KIND.items() if kind in {*frame["workload"], found.study} for name in names
+    ]
     named = [name for name in CELL if name in always or len(set(map(str, kept[name]))) > 1]
     return frame[[*FIRST, *named, *LAST]]
 
@@ -175,6 +192,39 @@ def recording(
 ) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
     return collect(study, source, scale, minutes, device, asked)
+
+
+def parts(
+    studies: tuple[str, ...],
+    source: str = "recorded",
+    scale: str = "shape",
+    minutes: float = 0,
+    device: str = "auto",
+    asked: Sweep = NOTHING,
+) -> tuple[Recording, ...]:
+    """The recordings of a page's studies. Live, one that there was no time for has no rows: no recorded ones stand in.
+
+    Raises StudyError where none was measured, and as `measurements`.
+    """
+    found = tuple(collect(study, source, scale, minutes, device, asked, stands_in=False) for study in studies)
+    if not any(len(each.rows) for each in found):
+        raise StudyError(" and ".join(studies), f"nothing of them was measured in {minutes:g} minutes", MORE)
+    return found
+
+
+def answers(*study: Any) -> pd.DataFrame:
+    """The answers of a study's servers, right and wrong ones, one line a request; `study`: as for `measurements`.
+
+    `prompt` numbers the distinct prompts of one length. `answer`: "as alone", the one that the same prompt gets alone,
+    as far as it came; "near-tie": it parts from that one where the two likeliest tokens are within 0.25 nats
+    (`tolerance.near_tie`), so that rounding may decide; "changed": it parts elsewhere; "lost": no answer, or no whole
+    one, and nothing that came is another. `parts`: the first other token (-1: none), `gap`: the likeliest token's lead
+    there in nats (-1: unknown). `begun`: a token came. `reached`: a server was there; `failure`: what went wrong.
+    `due`, `sent`, `first`, `last`, `ended` (s since the load began), `tokens`, and `gaps` between them. `key`: the
+    server that was asked.
+    """
+    found = recording(*study)
+    return metrics.answers(found.rows)
 
 
 def models(
@@ -215,6 +265,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         yield from scheduling.measured(row)
     elif row["workload"] in ("shipment", "service"):
         yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
+    elif row["workload"] == "replicas":
+        yield from shared.replicas(row)
     elif len(times):
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":

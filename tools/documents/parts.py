@@ -11,13 +11,15 @@ from documents.headlines import recorded
 from plamo_study import paths
 from plamo_study.growing import growing
 from plamo_study.measure import concurrency
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import REFERENCE, Recording
+from plamo_study.measurements import answers
+from plamo_study.present import collected
 from plamo_study.present.evidence import escaped
 from plamo_study.present.findings import FINDINGS as FINDINGS_OF
 from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
 from plamo_study.studies import registry
-from plamo_study.studies.serving import endurance
+from plamo_study.studies.serving import endurance, results
 from plamo_study.studies.speculative import plan as speculation
 
 CLAIMS = 3  # claims of each notebook that FINDINGS repeats
@@ -123,7 +125,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     ROWS: {"rows": schema.of_rows, "cells": schema.of_cells},
     BATCHING: {
         "server": lambda: upstream.server_finding(concurrency.recorded()),
-        "load": lambda: upstream.under_load(recorded("11-serving", "mini")),
+        "load": lambda: upstream.under_load(answers("11-serving", "recorded", "mini")),
         "tests": _shown(upstream.three_tests, _law),
         "law": lambda: upstream.law(_law()),
         "aborts": lambda: upstream.first_aborts(_law()),
@@ -147,14 +149,15 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     ROPE: {"rotation": lambda: upstream.lost_rotation()._repr_markdown_()},
     HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},
     WAKEUPS: {
-        "crowds": _shown(endurance.crowds, lambda: recorded("11-serving", "mini")),
-        "held": _shown(endurance.side_by_side, lambda: recorded("11-serving", "mini")),
+        "crowds": lambda: upstream.crowds(results.crowds(REFERENCE))._repr_markdown_(),
+        "held": lambda: upstream.side_by_side(endurance.alike(endurance.held(REFERENCE, "mini")))._repr_markdown_(),
     },
 }
 
 
 def write() -> None:
-    """Write the generated parts into their documents."""
+    """Write what the notebooks found into one file, and the generated parts into their documents."""
+    collected.write(collected.collect(paths.NOTEBOOKS))
     for name in PARTS:
         path = paths.ROOT / name
         with growing(path) as partial:
@@ -165,6 +168,8 @@ def write() -> None:
 
 def is_current() -> bool:
     """Whether the documents agree with the rows."""
+    if collected.FILE.read_text(encoding="utf-8") != collected.written(collected.collect(paths.NOTEBOOKS)):
+        return False
     texts = {name: (paths.ROOT / name).read_text(encoding="utf-8") for name in PARTS}
     return all(_filled(name, text) == text for name, text in texts.items())
 

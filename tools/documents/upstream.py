@@ -1,5 +1,6 @@
 """The figures of the upstream reports in data/upstream, each written from recorded rows or a recorded run."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ from plamo_study.measure.concurrency import Served
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import measured_added, measurements
-from plamo_study.present.evidence import chip, chips
+from plamo_study.present.evidence import chip, chips, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
 from plamo_study.studies.batching_law import analysis as law_check
@@ -21,6 +22,8 @@ from plamo_study.studies.chunked import analysis as chunked
 from plamo_study.studies.machines.gpu import SCAN
 from plamo_study.studies.numeric_range import backends
 from plamo_study.studies.serving import analysis as serving
+from plamo_study.studies.serving.plan import SLOTS
+from plamo_study.studies.serving.results import CROWDED, HELD_AT, HELD_UP, Crowds
 from plamo_study.studies.speculative import analysis as speculation
 
 BUILDS = {"stock": "as released", builds.CORRECT: "corrected"}
@@ -99,22 +102,83 @@ def server(runs: list[Served]) -> Table:
     return Table(pd.DataFrame(entries))
 
 
-def under_load(recording: Recording) -> str:
-    """The outcome of streamed requests to llama-server, as released and corrected, in a sentence."""
-    found = serving.answers(recording.rows)
-    found = found[(found["server"] == "llama-server") & (found["n_clients"] > 1)]
-    found = found.sort_values(["model", "build"], ascending=[True, False])
+def under_load(asked: pd.DataFrame) -> str:
+    """The outcome of streamed requests to llama-server, as released and corrected, in a sentence.
+
+    `asked`: a frame of `measurements.answers`.
+    """
+    asked = asked[(asked["server"] == "llama-server") & (asked["n_clients"] > 1)]
+    users, slots = asked["n_clients"], " or ".join(str(n) for n in sorted(set(asked["n_seq"])))
     said = []
-    for (model, build), group in found.groupby(["model", "build"], sort=False):
-        told = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
-        how = f" ({', '.join(sorted(set(group['how']) - {''}))})" if told["died"] else ""
-        at = f"{group['n_clients'].min()} to {group['n_clients'].max()} at once"
+    for r in serving.under_load(asked).sort_values(["model", "build"], ascending=[True, False]).itertuples():
+        how = f" ({r.how})" if r.died else ""
         said.append(
-            f"{model}, {BUILDS.get(build, build)}, {at}: {told['differ']} of {told['answers']} answers differ "
-            f"({told['near_ties']} at near-ties), {told['died']} of {told['runs']} servers died{how}"
+            f"{r.model}, {BUILDS.get(r.build, r.build)}: {r.prompts_changed} of {r.prompts} prompts get an answer that "
+            f"is not theirs alone, {r.changed} of {r.answers} answers ({r.near_ties} more at near-ties), and {r.died} "
+            f"of {r.servers} servers died{how}"
         )
-    slots = " or ".join(str(n) for n in sorted(set(found["n_seq"])))
-    return f"Streamed, {slots} slots (`plamo-study run 11`): {'; '.join(said)}."
+    load = f"{users.min()} to {users.max()} at once, {slots} slots"
+    return f"Streamed, {load} (`plamo-study run 11`): {'; '.join(said)}."
+
+
+def crowds(found: Crowds | None) -> Table:
+    """Time per token by the server's own count, with few and with many requests waiting, on both servers."""
+    if not found:
+        return Table(pd.DataFrame([{"not compared here": f"plamo-study server build --patched, {CROWDED}"}]))
+    time = significant(3, 1e3)
+    columns: Columns = {
+        "n_clients": ("requests at a time", ""), "waits": ("waiting", ""),
+        "released": ("as released (ms)", time), "patched": ("patched (ms)", time),
+        "ratio": ("released / patched", ".2f"), "rate": ("tokens/s, released", significant(3)),
+        "rate_patched": ("patched", significant(3)), "rates": ("patched / released", ".2f"),
+    }  # fmt: skip
+    rounds = len({each.round for each in found.loads})
+    note = (
+        f"{escaped(found.model)}, {rounds} servers of each kind, in turn; a further token by the server's own count. "
+        f"Recorded on {chip(found.machine)}."
+    )
+    beside = {"ratio": ("released", "patched"), "rates": ("rate_patched", "rate")}
+    return table(serving.crowds(found), columns, note, beside)
+
+
+def side_by_side(held: pd.DataFrame) -> Table:
+    """Ranges for the released and the patched server, stopped equally long; `held`: a frame of `endurance.alike`."""
+    entries = []
+    for name in dict.fromkeys(held["server"]):
+        of = held[held["server"] == name]
+        before, after = of[of["minute"] == HELD_AT], of[of["minute"] > HELD_AT]
+        stop, last = of[of["minute"] == HELD_AT + 1], of[of["minute"] == of["n_minutes"]]
+        runs = of.groupby("run")
+        gone = [_gone(run) for _, run in runs]
+        entry = {"llama-server": name, "requests/s": f"{of['rate'].iloc[0]:.1f}"}
+        entry |= {
+            "stopped for (s)": f"{of['held_s'].iloc[0]:.0f}",
+            "answers in the minute before": _range(before["answered"]),
+            "in the minute of the stop": f"{_range(stop['answered'])}, {_range(stop['failed'])} failed",
+            f"in minute {after['minute'].nunique()} from the stop on": _range(last["answered"]),
+            "not ended, at most, at a minute's end": _range(runs["waiting"].max()),
+            "queue gone by minute": _range(gone)
+            if all(gone)
+            else "not in every run"
+            if any(gone)
+            else f"not in {after['minute'].nunique()}",
+            "failed, of sent": f"{_range(runs['lost'].first())} of {_range(runs['sent'].first())}",
+        }
+        entries.append(entry | ({"runs": f"{len(runs)}"} if held["run"].max() > 1 else {}))
+    return Table(pd.DataFrame(entries or [{"not tried here": HELD_UP}]))
+
+
+def _range(numbers: Iterable[Any]) -> str:
+    of = [int(each) for each in numbers]
+    least, most = min(of), max(of)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _gone(run: pd.DataFrame) -> int | None:
+    """Minute after the stop by which the queue was gone for good; None if it never was."""
+    usual = run.loc[run["minute"] <= HELD_AT, "waiting"].max()
+    calm = (run.loc[run["minute"] > HELD_AT, "waiting"] <= max(usual, SLOTS)).tolist()
+    return next((n + 1 for n, _ in enumerate(calm) if all(calm[n:])), None)
 
 
 def projections(recording: Recording) -> Table:

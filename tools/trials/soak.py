@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 
 from plamo_study import progress
+from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, recording, result_file, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.server import Server
 from plamo_study.studies.serving import (
-    analysis,
     client,
     load,
     metrics,
@@ -32,8 +32,9 @@ from plamo_study.studies.serving import (
     workload,
 )
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
+from plamo_study.studies.serving.plan import DISTINCT, ENOUGH
 from plamo_study.studies.serving.results import HELD_AT, Minute, Soak
-from plamo_study.studies.serving.workload import DISTINCT, stock
+from plamo_study.studies.serving.workload import stock
 
 SHARE = 0.8  # of the knee
 MINUTE_S = 60.0
@@ -200,11 +201,13 @@ def sustained(scale: str, place: str) -> float:
     Raises StudyError where none was sought on this machine.
     """
     found = recording.read("11-serving", {recording.REFERENCE: "recorded"}.get(place, "live"), scale)
-    knees = analysis.knees(found.rows) if found else None
-    met = knees[(knees["model"] == MODELS[1])]["met"].dropna() if knees is not None else []
-    if not len(met):
+    rows = usable(found.rows) if found else None
+    sought = rows[(rows["pattern"] == "knee") & (rows["model"] == MODELS[1])]["series"] if rows is not None else []
+    tried = [[rate for rate, share in zip(of["rates"], of["met"], strict=True) if share >= ENOUGH] for of in sought]
+    met = [max(rates) for rates in tried if rates]
+    if not met:
         raise StudyError("the knee", f"was not sought here at scale {scale}", f"plamo-study run 11 --scale {scale}")
-    return SHARE * float(min(met))
+    return SHARE * min(met)
 
 
 def write(found: Soak, place: str) -> Path:

@@ -80,7 +80,7 @@ def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """
     used = (usable(rows[rows["workload"].isin([READ, MATMUL])]) for rows in frames)
     entries = [entry for rows in used for entry in _entries(rows)]
-    return pd.DataFrame(entries, columns=COLUMNS)
+    return pd.DataFrame(entries, columns=COLUMNS).astype({"many": bool})
 
 
 def main_place(rows: pd.DataFrame) -> Place:

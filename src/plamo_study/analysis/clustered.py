@@ -111,7 +111,8 @@ def rate(successes: int, n: int) -> Estimate:
     outside, failures = (1 - CONFIDENCE) / 2, n - successes
     low = special.betaincinv(successes, failures + 1, outside) if successes else 0.0
     high = special.betaincinv(successes + 1, failures, 1 - outside) if failures else 1.0
-    return Estimate(successes / n, float(low), float(high), n)
+    units = (1.0,) * successes + (0.0,) * failures
+    return Estimate(successes / n, float(low), float(high), n, units=units, in_logs=False, success=1.0)
 
 
 def paired_rates(a: Sequence[bool], b: Sequence[bool]) -> float:

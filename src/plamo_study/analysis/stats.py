@@ -30,6 +30,7 @@ class Estimate:
     `level`: the interval's coverage, 0.95 unless n is too small for it. `units`: one number per process, from which
     p-values are computed (empty where there are none); `in_logs`: they are logarithms. `among`: the number of estimates
     from which this one was selected for its value; interval and p-values hold for all of them at once (`selected`).
+    `success`: of a share, what counts for a successful trial among `units`; its p-values are exact, as its interval is.
     """
 
     value: float
@@ -40,6 +41,7 @@ class Estimate:
     units: tuple[float, ...] = field(default=(), repr=False)
     in_logs: bool = field(default=True, repr=False)
     among: int = field(default=1, repr=False)
+    success: float = field(default=0.0, repr=False)
 
     def above(self, threshold: float) -> Claim:
         """Whether the quantity exceeds `threshold`; inconclusive where the interval straddles it."""
@@ -61,6 +63,8 @@ class Estimate:
 
     def p(self, threshold: float) -> float:
         """Two-sided p that the quantity equals `threshold`, by a t test of the units; NaN where there are too few."""
+        if self.success:
+            return _binomial(sum(unit > 0 for unit in self.units), len(self.units), threshold / self.success)
         if len(self.units) < 2 or (self.in_logs and threshold <= 0):
             return NAN
         off = np.asarray(self.units) - (np.log(threshold) if self.in_logs else threshold)
@@ -71,7 +75,14 @@ class Estimate:
         """The same estimate in another unit (a positive factor)."""
         moved = np.asarray(self.units) + np.log(factor) if self.in_logs else np.asarray(self.units) * factor
         units = tuple(moved.tolist())
-        return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor, units=units)
+        return replace(
+            self,
+            value=self.value * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+            units=units,
+            success=self.success * factor,
+        )
 
     def per(self, work: float) -> "Estimate":
         """`work` over this quantity, such as a rate from a time: the bounds swap."""
@@ -83,6 +94,15 @@ class Estimate:
             return f"{self.value:{spec}} (n = {self.n})"
         level = "" if called_95(self.level) else f"; {self.level:.0%}"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}{level}]"
+
+
+def _binomial(successes: int, n: int, share: float) -> float:
+    """Two-sided exact p that `n` independent trials succeed with this probability: twice the smaller tail."""
+    if not n or not 0 < share < 1:
+        return NAN
+    below = special.bdtr(successes, n, share)
+    above = special.bdtrc(successes - 1, n, share) if successes else 1.0
+    return float(min(1.0, 2 * min(below, above)))
 
 
 def called_95(level: float) -> bool:
@@ -230,7 +250,7 @@ def percentile(samples: Sequence[float], q: float) -> float:
 
 def variation(values: Sequence[float]) -> float:
     """Coefficient of variation: standard deviation over mean; NaN for fewer than two values."""
-    return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else NAN
+    return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 and np.mean(values) else NAN
 
 
 def _logistic_at(x: np.ndarray, y: np.ndarray, level: float, n: int) -> float:

@@ -41,7 +41,7 @@ from plamo_study.cli.options import (
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure.asked import NOTHING, sweep
-from plamo_study.studies import allowed, at_hand, cluster, collect
+from plamo_study.studies import allowed, at_hand, cluster, collect, live, registry as studies
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
@@ -199,10 +199,12 @@ def measure(
     may_repair(repair)
     values = dict(report.name_and_value(text) for text in parameter or [])
     asked = sweep(**values, **({"files": file} if file else {}))
-    if asked != NOTHING and not collect.varies(name):
+    if asked != NOTHING and not studies.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
     builds = [engines.resolve(build) for build in beside or []]
     place = report.place(reference)
+    if not scheduler:
+        report.beforehand([live.Ahead(collect.build(name, scale, asked=asked), minutes)])
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
         summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere, asked=asked)
     if json:

@@ -3,7 +3,8 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import msgspec
 from plamo_study import paths
 from plamo_study.cli import publishing, report
 from plamo_study.cli.alone import alone
+from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.publish import inputs, parameters, runs
-from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, registry as studies
+from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, live as told, registry as studies
 from plamo_study.studies.allowed import VARIED
 
 NOTEBOOK_S = 15.0  # to execute one, about
@@ -50,7 +52,7 @@ def execute(asked: Asked) -> int:
     """
     values = {"source": asked.source} | ({"scale": asked.scale} if asked.scale else {}) | asked.values
     allowed.typed(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
-    for path, assigned in parameters.assign(_in_order(asked.notebooks), values).items():
+    for path, assigned in parameters.assign(_in_order(asked), values).items():
         if path.stem in studies.NOTEBOOKS:
             allowed.typed(**assigned)
     with alone(paths.REPORTS):
@@ -68,9 +70,18 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         return _execute(asked, {"source": "recorded"}) or int(not well)
 
 
-def _in_order(notebooks: list[str]) -> list[Path]:
-    """Notebooks by number, with those that show the rows of all others last."""
-    return sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
+def _in_order(asked: Asked) -> list[Path]:
+    """Notebooks by number, with those that show the rows of all others last.
+
+    For files of a user's own and no names: those that take files, in order of need, the page of a machine first.
+    """
+    found = runs.find_notebooks(asked.notebooks)
+    if not asked.notebooks and asked.values.get("files"):
+        need = list(studies.NOTEBOOKS)
+        return sorted(
+            (path for path in found if "files" in parameters.declared(path)), key=lambda p: need.index(p.stem)
+        )
+    return sorted(found, key=lambda path: path.stem in studies.OF_ALL)
 
 
 def _execute(asked: Asked, values: dict[str, str]) -> int:
@@ -78,26 +89,33 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
 
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
-    found, live, scale = _in_order(asked.notebooks), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
+    found, live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
     device = os.environ.get(collect.DEVICE, "auto")  # the same for every notebook, and on their pages
-    shares = budget.of_notebooks([path.stem for path in found], scale, asked.minutes)
-    needs = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) if live else [] for path in found}
+    given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()
+    for path in found:
+        declared = parameters.declared(path)
+        own: dict[str, Any] = values | (as_recorded(path.stem, scale) if asked.published else {})
+        own |= {"device": device} if device != "auto" and "device" in declared else {}
+        given[path] = own | dict(asked.of_page.get(path.stem, {}))
+        chosen = {name: given[path][name] for name in VARIED if name in given[path] and declared.get(name) == "str"}
+        sweeps[path.stem] = sweep(**chosen)
+    shares = budget.of_notebooks(sweeps, scale, asked.minutes, sweeps)
+    needs = {name: budget.of_notebook(name, scale, shares[name], sweeps[name]) if live else [] for name in sweeps}
     steps = report.Steps(
         [budget.lasts(*each) for path in found for each in needs[path.stem]] + [NOTEBOOK_S] * len(found)
     )
+    every = [(study, at, share, sweeps[name]) for name, of in needs.items() for study, at, share in of]
+    report.beforehand(list(_ahead(every)))
     failed, results, left = False, [], []
     for notebook in found:
-        declared = parameters.declared(notebook)
-        own = values | ({"minutes": repr(shares[notebook.stem])} if live and "minutes" in declared else {})
-        own |= as_recorded(notebook.stem, scale) if asked.published else {}
-        own |= {"device": device} if device != "auto" and "device" in declared else {}
-        own |= asked.of_page.get(notebook.stem, {})
-        varied = sweep(**{name: own[name] for name in VARIED if name in own and declared.get(name) == "str"})
+        own, varied = given[notebook], sweeps[notebook.stem]
+        if live and "minutes" in parameters.declared(notebook) and notebook.stem not in asked.of_page:
+            own = own | {"minutes": repr(shares[notebook.stem])}
         digest = inputs.digest(notebook.stem)
         if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
             steps.skip(len(needs[notebook.stem]))
         else:
-            well = all([_measure(each, asked, steps, varied) for each in needs[notebook.stem]])
+            well = all([_measure(need, asked, steps, varied, len(every) == 1) for need in needs[notebook.stem]])
             if needs[notebook.stem]:
                 digest = inputs.digest(notebook.stem)
             digest = "" if asked.force or not well else digest  # the next call reports this too
@@ -106,29 +124,51 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
             results.append(runs.run(notebook, own, paths.REPORTS, digest))
-            if asked.published and results[0].status == "ok":
+            if asked.published and results[0].is_new:
                 publishing.write()
         else:
             left.append((notebook, own, digest))
     for result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
         steps.begin(f"notebook {result.notebook.stem}")
         results.append(result)
-    changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
+    changed = any(result.is_new for result in results) or not (paths.REPORTS / "index.html").exists()
     if asked.published and changed and any(result.output for result in results):
         publishing.write()
     return 1 if report.summary(results) or failed else 0
 
 
-def _measure(need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep) -> bool:
-    """Measure one study at its scale within its share of the minutes; whether everything succeeded."""
+def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[told.Ahead]:
+    """The plans that are about to be measured; what has none says so when its turn comes."""
+    for study, scale, minutes, chosen in asked:
+        with suppress(StudyError):
+            yield told.Ahead(collect.build(study, scale, asked=_varied(study, chosen)), minutes)
+
+
+def _varied(study: str, asked: Sweep) -> Sweep:
+    """What a user asked, of a study that takes it."""
+    return asked if studies.varies(study) else NOTHING
+
+
+def _measure(
+    need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep, is_all: bool = False
+) -> bool:
+    """Measure one study at its scale within its share of the minutes; whether everything succeeded.
+
+    What keeps it from being measured is said, and the next study goes on; StudyError where it `is_all` that was asked.
+    """
     study, scale, share = need
     steps.begin(f"measuring {study}")
     at_most = share * asked.at_most / (asked.minutes or 1)
     try:
-        varied = varied if collect.varies(study) else NOTHING
+        varied = _varied(study, varied)
         summary = report.measure(study, scale, recording.LOCAL, minutes=share, at_most=at_most, asked=varied)
     except runner.NoTimeError as error:
         report.no_time(error, budget.enough(asked.minutes, share, error.needed_s))
+        return False
+    except StudyError as error:
+        if is_all:
+            raise
+        report.console.print(str(error), style="red", soft_wrap=True)
         return False
     if asked.json:
         report.rows(summary)
@@ -152,6 +192,7 @@ def _measure_core(limit: float, files: list[str]) -> tuple[bool, str]:
     lacking, new = core.missing([planned]), not core.measured(planned)
     if new:
         _say_how_long([planned], lacking, limit)
+    report.beforehand([told.Ahead(planned, limit)])
     summary = report.measure(core.NOTEBOOK, scale, recording.LOCAL, minutes=limit, asked=varied)
     if new:
         report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")

@@ -1,10 +1,8 @@
 """Display of the command line: progress with the time left, tables, summaries. Messages on stderr, tables on stdout."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +22,12 @@ from plamo_study import paths
 from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, machine, plan, recording, runner
+from plamo_study.measure import plan, recording, runner
 from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.cells import AnyCell, Gate, OnModel
+from plamo_study.measure.cells import Gate
 from plamo_study.measure.process import Outcome
 from plamo_study.measure.rows import Row
-from plamo_study.studies import collect
+from plamo_study.studies import collect, live
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
     from plamo_study.publish.runs import RunResult
@@ -61,7 +59,7 @@ def measure(
     """Measure a study with a progress bar: the running cell, failures, and the time left."""
     planned = collect.build(study, scale, asked=asked)
     path = recording.journal_path(study, planned.scale, place)
-    return sweep(planned, path, retry_failed, beside, minutes, elsewhere, at_most)
+    return sweep(planned, path, retry_failed, beside, minutes, elsewhere, at_most, asked)
 
 
 def sweep(
@@ -72,14 +70,12 @@ def sweep(
     minutes: float = 0,
     elsewhere: runner.Elsewhere | None = None,
     at_most: float = 0,
+    asked: Sweep = NOTHING,
 ) -> runner.Summary:
-    """Measure a plan, showing progress."""
+    """Measure a plan, showing progress. `asked`: what of it a user chose."""
     study, scale = planned.study, planned.scale
-    files.check_released(planned)
-    _say_what_ends_it()
-    runner.check_time(planned, max(minutes, at_most))
     with bytes_progress() as progress:
-        files.make_models(planned, lambda file, done, total: progress(file)(done, total))
+        collect.prepare(planned, max(minutes, at_most), lambda file, done, total: progress(file)(done, total))
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -90,22 +86,33 @@ def sweep(
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(study, total=None, left="")
 
+        told = set[str]()
+
+        def tell(row: Row) -> None:
+            if (said := live.trouble(row)) not in told:
+                console.print(said, style="red" if isinstance(row.cell, Gate) else "yellow", soft_wrap=True)
+                told.add(said)
+
         def on_progress(event: runner.Progress) -> None:
-            left, said = _left(event.remaining_s), f"{study} {_name(event.task.cell)}"
+            left, said = live.left(event.remaining_s), f"{study} {live.named(event.task.cell)}"
             bar.update(task, total=event.total, completed=event.done, description=said, left=left)
             row = event.row
             if event.cools_s:
                 said = f"heat slows this machine: waiting until it is cool, for {event.cools_s:.0f} s at most"
                 console.print(f"{study}: {said}", style="yellow")
             if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
-                console.print(_trouble(row), style="red" if isinstance(row.cell, Gate) else "yellow", soft_wrap=True)
+                tell(row)
 
         summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere, at_most)
+        for row in summary.unexpected:
+            if row.refuses:
+                tell(row)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
         f"{len(summary.failed)} failed or wrong ({short(path)})"
-        + (f"; no time for {len(summary.left_out)} of {len(planned.cells)} cells" if summary.left_out else "")
     )
+    if no_time := live.no_time(planned, summary, asked):
+        console.print(f"{study}: {no_time}", soft_wrap=True)
     if summary.unexpected:
         how = f"plamo-study measure {study} --scale {scale} --retry-failed"
         console.print(f"{study}: rows that failed stay, and fail this call again; `{how}` measures them anew")
@@ -114,10 +121,10 @@ def sweep(
     return summary
 
 
-@cache  # once a command, however many studies it measures
-def _say_what_ends_it() -> None:
-    if machine.sleeps_when_closed():
-        console.print("Leave the lid open: a Mac that is closed sleeps. Its display may go dark.")
+def beforehand(ahead: Sequence[live.Ahead], later: Sequence[plan.Plan] = ()) -> None:
+    """Say what to know before what takes long."""
+    for line in live.beforehand(ahead, later):
+        console.print(line, soft_wrap=True)
 
 
 def no_time(error: runner.NoTimeError, enough: int) -> None:
@@ -197,7 +204,7 @@ class Steps:
         pace = min(max((time.monotonic() - self.began) / past, LEAST_PACE), MOST_PACE) if past else 1.0
         self.done += 1
         at = f"{self.done} of {len(self.expected)}"
-        console.print(Text.assemble((at, "bold"), f": {what}; {_left(left * pace)} in all"))
+        console.print(Text.assemble((at, "bold"), f": {what}; {live.left(left * pace)} in all"))
 
     def skip(self, n: int) -> None:
         """The next `n` steps have nothing to do."""
@@ -228,41 +235,12 @@ def short(path: Path) -> str:
     return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)
 
 
-def _left(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
-
-
-def _name(cell: AnyCell) -> str:
-    what = cell.workload
-    if isinstance(cell, OnModel):
-        what = f"{cell.model} {what} {cell.shape[1]}+{cell.shape[2]}"
-    return f"{what} ({cell.n_threads} threads)"
-
-
 def leave_unless_ok(outcome: Outcome, doing: str) -> None:
     """Return if a worker succeeded; else report its end and exit with code 1."""
     if outcome.status != "ok":
         why = outcome.failure.why if outcome.failure else ""
         console.print(f"{outcome.status} while {doing}: {why}", style="red")
         raise typer.Exit(1)
-
-
-def _trouble(row: Row) -> str:
-    """What is wrong with a row; of a gate, also what follows from it."""
-    said = f"{row.status} in {row.failure.stage}: {row.failure.why}" if row.failure else f"wrong result: {_wrong(row)}"
-    if not isinstance(row.cell, Gate):
-        return f"{_name(row.cell)}: {said}"
-    return f"gate of {row.cell.model} in {row.cell.dtype}: {said}; no time that is measured with this file will count"
-
-
-def _wrong(row: Row) -> str:
-    """What disagrees, with its relative error; all checks where that is not known."""
-    differ = [
-        name.removesuffix("_agrees") for name, agrees in row.checks.items() if name.endswith("_agrees") and not agrees
-    ]
-    return ", ".join(f"{name} off by {row.checks.get(f'{name}_error', math.nan):.2g}" for name in differ) or str(
-        row.checks
-    )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import typer
 from plamo_study.cli import report
 from plamo_study.cli.options import Engine, Json, use_engine
 from plamo_study.cli.terminal import Grid, Terminal, echo
+from plamo_study.errors import StudyError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,8 @@ def scan(
     from plamo_study.studies.fragility import analysis as fragility, workload
 
     use_engine(engine)
-    texts.read(text)
+    if (n := len(texts.read(text))) < chunk:  # every token is at least one byte
+        raise StudyError(f"text {text!r}", f"has {n} bytes, one chunk takes {chunk} tokens", texts.LONGER)
     threads, offload = machine.performance_cores(), -1 if gpu else 0
     cell = Scan(n_ctx=chunk, n_chunks=chunks, text=text, n_threads=threads, n_gpu_layers=offload)
     job = Job(cell=cell, path=str(reference), others=[str(candidate)])

@@ -122,7 +122,10 @@ class Session:
         return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
 
     def tokenize(self, text: bytes) -> np.ndarray:
-        """Token ids (n_tokens,) int32 of a UTF-8 text, including the tokens that the model adds around it."""
+        """Token ids (n_tokens,) int32 of a UTF-8 text, with what the engine adds around it: for PLaMo nothing.
+
+        Later engines begin PLaMo's texts with `bos` (llama.cpp #29734).
+        """
         return tokenize(self.vocab, text)
 
     def piece_bytes(self, tokens: np.ndarray) -> np.ndarray:

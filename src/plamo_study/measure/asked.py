@@ -1,5 +1,6 @@
 """What a user asks a study to vary: files, lengths, numbers of sequences, types and settings of the engine."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -11,7 +12,7 @@ from plamo_study.models import given
 
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
-MOST_RATE = 10_000  # requests a second
+REALS = {"rates": (0.001, 10_000, "number of requests a second"), "acceptance": (0, 1, "share")}
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of keys and of values
@@ -22,9 +23,11 @@ class Sweep:
     """Values of a study's parameters; what is empty is the study's own choice.
 
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
-    decode step. `n_chunk`: tokens of a prompt in one call. `dtypes`: types of the models that the repository brings.
-    `rates`: requests that arrive a second, in the mean. `n_threads`, `n_gpu_layers` (-1: all),
-    `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
+    decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
+    `n_clients`: requests at a time. `rates`: requests a second. `dtypes`: types of the models that the repository
+    brings. `n_draft`: tokens of a draft. `acceptance`: how likely a drafted token is right. `draft_file`: the model
+    that drafts for `files`, at most one. `n_threads`, `n_gpu_layers` (-1: all), `flash_attn`, `type_k`, `type_v`: the
+    engine's settings for every cell.
     """
 
     files: tuple[File, ...] = ()
@@ -33,6 +36,8 @@ class Sweep:
     n_seq: tuple[int, ...] = ()
     n_depth: tuple[int, ...] = ()
     n_chunk: tuple[int, ...] = ()
+    n_clients: tuple[int, ...] = ()
+    processes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
     n_threads: tuple[int, ...] = ()
@@ -40,11 +45,24 @@ class Sweep:
     flash_attn: str = ""
     type_k: str = ""
     type_v: str = ""
+    n_draft: tuple[int, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    draft_file: tuple[File, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """The engine's settings that were asked for, by the names that cells give them."""
         named = {name: getattr(self, name) for name in ("n_gpu_layers", "flash_attn", "type_k", "type_v")}
         return {name: value for name, value in named.items() if value not in (None, "")}
+
+    def options(self) -> list[str]:
+        """The values, without files, as options of a command."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "files"}
+        texts = {
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+            if value not in (None, "", ())
+        }
+        return [f"-p {name} {text}" for name, text in texts.items()]
 
 
 NOTHING = Sweep()
@@ -62,9 +80,12 @@ def sweep(**asked: Any) -> Sweep:
     values = {name: value for name, value in asked.items() if value not in (None, "", [], ())}
     read: Mapping[str, Callable[[str, Any], Any]] = {
         "files": lambda name, value: tuple(each.file for each in given.give(value)),
+        "draft_file": _drafter, "rates": _reals, "acceptance": _reals,
         "dtypes": lambda name, value: tuple(_words(value)),
-        "rates": _rates, "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
+        "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
     }  # fmt: skip
+    if "draft_file" in values and "files" not in values:
+        raise StudyError("draft_file", "drafts for files of yours, and none is given", "name a target with -p files")
     return Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})
 
 
@@ -87,24 +108,6 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _rates(name: str, value: Any) -> tuple[float, ...]:
-    """Rates above 0 and at most MOST_RATE, in ascending order, each once."""
-    found = []
-    for word in _words(value):
-        try:
-            found.append(float(word))
-        except ValueError:
-            mend = f"give requests a second with commas, such as -p {name} 0.5,1,1.5"
-            raise StudyError(f"{name} {word}", "is no number", mend) from None
-    if wrong := [rate for rate in found if not 0 < rate <= MOST_RATE]:
-        why = f"is not above 0 and at most {MOST_RATE:,} requests a second"
-        raise StudyError(f"{name} {wrong[0]:g}", why, f"give another rate, such as -p {name} 0.5,1,1.5")
-    if len(set(found)) > MOST_VALUES:
-        why = f"has {len(set(found))} values, more than {MOST_VALUES}"
-        raise StudyError(f"{name} {value}", why, f"give fewer, such as -p {name} 0.5,1,1.5")
-    return tuple(sorted(set(found)))
-
-
 def _range(name: str, word: str) -> Iterable[int]:
     if re.fullmatch(r"-?\d+", word):
         return [int(word)]
@@ -120,6 +123,31 @@ def _range(name: str, word: str) -> Iterable[int]:
     while values[-1] * by <= last:
         values.append(values[-1] * by)
     return values
+
+
+def _drafter(name: str, value: Any) -> tuple[File, ...]:
+    found = given.give(value)
+    if len(found) != 1:
+        raise StudyError(f"{name} {value}", f"names {len(found)} files", "give one model that drafts for all files")
+    return (found[0].file,)
+
+
+def _reals(name: str, value: Any) -> tuple[float, ...]:
+    """Finite numbers within the bounds of their name, in the order given, each once."""
+    least, most, what = REALS[name]
+    mend = f"give such numbers with commas, as -p {name} 0.5,{'0.7' if most == 1 else '1,2'}"
+    found: list[float] = []
+    for word in _words(value):
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise StudyError(f"{name} {word}", f"is no {what} between {least:g} and {most:,}", mend)
+        found.append(number)
+    if len(set(found)) > MOST_VALUES:
+        raise StudyError(f"{name} {value}", f"has more than {MOST_VALUES} values", mend)
+    return tuple(dict.fromkeys(found))
 
 
 def _flash(name: str, value: Any) -> str:

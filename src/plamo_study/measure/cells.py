@@ -228,6 +228,7 @@ class Depth(OnText, frozen=True, kw_only=True):
     n_chunks: int = 0
     n_gen: int = 0  # steps timed at each depth
     way: Literal["", "walk", "few", "swa_full"] = field(default="", name="label")
+    rungs: tuple[int, ...] = ()  # depths of the ladder between 0 and n_ctx, which ends it; none: doublings
     caches: tuple[str, ...] = field(default=(), name="candidates")  # FLASH/K/V, held against one another on the text
 
 

@@ -18,11 +18,13 @@ from plamo_study.measure import journal, machine
 from plamo_study.measure.cells import Cell, Decode, File, Gate, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
-from plamo_study.models import recipes
+from plamo_study.models import given, recipes
+from plamo_study.models.registry import GIVEN
 
-USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0, "file": 12.0}  # of an unknown cell
-USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0, "file": 60.0}
-USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0, "file": 20.0}  # of a gate that judges parts only
+USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of an unknown cell
+USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
+USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0}  # of a gate that judges parts only
+USUAL_BYTES = 1.5e9  # of a file at shape: a given one takes as much more or less as it is larger or smaller
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
 Gated = tuple[str, int]  # model, and tokens that its oracle sees
@@ -43,7 +45,10 @@ class Durations:
         if there is not None:
             return pace * there
         usual = USUAL_S if not isinstance(cell, Gate) else USUAL_PARTS_S if cell.judged else USUAL_GATE_S
-        return pace * usual[self.plan.scale]
+        if self.plan.scale != GIVEN:
+            return pace * usual[self.plan.scale]
+        n_bytes = sum(given.FILES[file].n_bytes for file in cell.files) if cell.files else USUAL_BYTES
+        return pace * (usual["mini"] + (usual["shape"] - usual["mini"]) * n_bytes / USUAL_BYTES)
 
     def least(self) -> tuple[float, float]:
         """Seconds that a finding needs: for its gates, and for the least blocks of its cells with their anchors."""
@@ -86,8 +91,8 @@ def at_once(cell: Cell) -> int:
 
 
 def _of_files(scale: str) -> str:
-    """Released files have the shapes of those with random weights."""
-    return "shape" if scale == "weights" else scale
+    """Released and given files are as large as those with random weights."""
+    return "shape" if scale in ("weights", GIVEN) else scale
 
 
 @cache  # reads all journals of the reference machine

@@ -98,6 +98,11 @@ def _free_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def memory_bytes() -> int:
+    """Bytes of this machine's memory."""
+    return _memory_bytes() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @optional
 def _memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
@@ -120,7 +125,7 @@ def facts() -> dict[str, Any]:
         "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else system.chip(),
         "cores": _physical_cores(),
         "performance_cores": performance_cores(),
-        "memory_bytes": _memory_bytes() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "last_level_cache_bytes": last_level_cache(),
         "os": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),

@@ -70,7 +70,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {  # the least and the most of every
     "n_ubatch": (1, 1 << 24), "n_gpu_layers": (-1, 1 << 12), "calls": MANY, "n_chunks": MANY, "size": BYTES,
     "repetitions": (1, 10**6), "seed": BYTES, "n_arriving": MANY, "n_chunk": MANY, "n_processes": (1, 1 << 20),
     "killed": (-1, 1 << 20), "link_bps": BYTES, "n_requests": (1, 1 << 32), "per_second": (1e-6, 1e6),
-    "n_draft": MANY, "accepts": (0, 1), "temperature": (0, 1000), "n_clients": MANY,
+    "n_draft": MANY, "rungs": MANY, "accepts": (0, 1), "temperature": (0, 1000), "n_clients": MANY,
 }  # fmt: skip
 HOME = re.compile(r"(?i)(?:/home|/Users|\\Users)[/\\][^/\\\s'\":,;)]+")
 QUOTED = re.compile(r"(['\"])(?:[A-Za-z]:)?[/\\~][^'\"\n]*[/\\]")  # a folder in quotes may hold spaces

@@ -136,7 +136,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     return tuple(cells)
 
 
-def kernels_of(files: Sequence[File], product: Cell) -> tuple[Cell, ...]:
+def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
     """The matrix product in every type that most of these files' matrices have."""
     return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
 
@@ -166,7 +166,7 @@ def with_gates(
     gate = change(base, workload="gate", **gate_tokens(scale, gpu=base.n_gpu_layers != 0))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
-    gates = tuple(dict.fromkeys(_gate_of(kind, file) for file in files for kind in kinds))
+    gates = tuple(dict.fromkeys(gate_of(kind, file) for file in files for kind in kinds))
     how = {"n_seq": 1, "policy": "per_sequence", "depth": 16, "n_gen": 32}
     anchor = change(base, workload="decode", dtype=anchor_dtype or first.dtype, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
@@ -188,11 +188,11 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
         raise StudyError(f"{study} at {scale}", why, "plamo-study models fetch plamo-2-1b, or another --scale")
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
-    gates = tuple(_gate_of(gate, file) for file in files)
+    gates = tuple(gate_of(gate, file) for file in files)
     return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
 
 
-def _gate_of(gate: Cell, file: File) -> Cell:
+def gate_of(gate: Cell, file: File) -> Cell:
     """A gate of this file: by the oracle, or by the engine against itself where the oracle cannot read it."""
     own = on_file(gate, file)
     if file[1] != registry.GIVEN or given.has_oracle(file):

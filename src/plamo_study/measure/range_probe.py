@@ -93,7 +93,7 @@ def tokens_of(cell: Ranges, model: Session, shortest: int = 0) -> np.ndarray:
     if not cell.text:
         return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, model.n_vocab, n, dtype=np.int32)
     text = texts.planned(cell.text, cell.text_sha256)
-    tokens: np.ndarray = model.tokenize(text)[:n]
+    tokens: np.ndarray = model.tokenize(texts.beginning(text, n))[:n]
     if len(tokens) < shortest:
         why = f"is {len(tokens)} tokens long, {shortest} are asked for"
         raise StudyError(f"text {cell.text!r}", why, "give a longer text")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from plamo_study.measure.cells import Cell, canonical
+from plamo_study.measure.cells import Cell, Gate, canonical
 from plamo_study.measure.machine import State
 
 SCHEMA = 2  # 2: rows name a `system`
@@ -130,6 +130,11 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     pid: int
     conditions: Conditions
     failure: Failure | None = None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is a gate that failed: nothing that is measured with its files counts."""
+        return isinstance(self.cell, Gate) and self.status != "starved" and self.valid is not True
 
     @property
     def facts(self) -> list[str]:

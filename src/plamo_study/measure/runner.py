@@ -57,7 +57,8 @@ class Progress:
 class Summary:
     """The rows of a sweep's plan, how many of them this call measured, and the cells for which there was no time.
 
-    `lacking`: number of rows that the finding needs but for which there was no time.
+    `lacking`: number of rows that the finding needs but for which there was no time. Cells on a file whose gate failed
+    are in neither: nothing is measured with it.
     """
 
     rows: list[Row]
@@ -113,6 +114,8 @@ def sweep(
     `elsewhere`: where the cells of a simulation run. Their rows still name this machine: they do not depend on it. Jobs
     started there are awaited.
 
+    Nothing is measured with a file whose gate failed; the cells of other files are.
+
     Disturbed rows are measured again as further replicates of their block, when the machine is calm again or the sweep
     ends; blocks that drifted are followed by fresh ones. Together they add at most `plan.extra_blocks` blocks' worth of
     rows, apart from starved rows, which get two more attempts each.
@@ -140,7 +143,7 @@ def sweep(
             run.whole()
         rows = run.rows()
         found = {row.cell for row in rows if not row.anchor}
-        left_out = tuple(cell for cell in plan.cells if cell not in found)
+        left_out = tuple(cell for cell in plan.cells if cell not in found and not run.refuses(cell))
         return Summary(rows, run.measured, left_out, len(run.lacking()) if minutes else 0)
 
 
@@ -186,6 +189,10 @@ class _Sweep:
         }
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
+        self.refused: dict[tuple[File, str], Row] = {}  # failed gates, by file and build
+        for task in self.asked.gates():
+            if row := self.done.get(self.bench.key(task)):
+                self._note_gate(task, row)
         self.cells = plan.cells
         self.limit_s = self.ends_at = math.inf  # under a time limit: seconds of all rows, and when this call ends
         self.late = False  # whether something no longer fitted in it
@@ -245,7 +252,26 @@ class _Sweep:
 
     def lacking(self) -> list[Task]:
         """The tasks that the finding needs and that are not done."""
-        return [task for task in self.asked.needed() if self.bench.key(task) not in self.done]
+        return [task for task in self.asked.needed() if self._is_left(task)]
+
+    def refuses(self, cell: Cell, engine: str = "") -> bool:
+        """Whether a gate of one of a cell's files failed, so that it is not measured.
+
+        The anchor of a file that computes at all goes on as long as there is anything beside it: only its steadiness
+        matters.
+        """
+        gates = [row for file in cell.files if (row := self.refused.get((file, engine)))]
+        if not gates or isinstance(cell, Gate):
+            return False
+        others = any(all((file, "") not in self.refused for file in each.files) for each in self.plan.cells)
+        return cell != self.plan.anchor or not others or any(row.status != "ok" for row in gates)
+
+    def _is_left(self, task: Task) -> bool:
+        return self.bench.key(task) not in self.done and not self.refuses(task.cell, task.engine)
+
+    def _note_gate(self, task: Task, row: Row) -> None:
+        if row.refuses:
+            self.refused |= {(file, task.engine): row for file in task.cell.files}
 
     def rows(self) -> list[Row]:
         """The plan's rows so far, in order of their blocks, each followed by its repeats."""
@@ -328,9 +354,9 @@ class _Sweep:
         for task in todo:
             if isinstance(task.cell, Gate) and self.bench.key(task) not in self.done:
                 self._take_over(task)
-        left = [task for task in todo if self.bench.key(task) not in self.done]
-        for _, group in groupby(left, key=lambda task: task.cell.is_timed):
-            tasks = list(group)
+        for _, group in groupby(todo, key=lambda task: (isinstance(task.cell, Gate), task.cell.is_timed)):
+            if not (tasks := list(filter(self._is_left, group))):
+                continue
             n = min(self._at_once(task.cell) for task in tasks)
             if n > 1:
                 self._beside(tasks, n)
@@ -380,6 +406,7 @@ class _Sweep:
                 continue
             self.journal.append(row)
             self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
+            self._note_gate(task, row)
             self.measured += 1
             self._report(task, row)
 
@@ -431,7 +458,7 @@ class _Sweep:
 
     def _report(self, task: Task, row: Row | None, cools_s: float = 0.0) -> None:
         if self.tell:
-            left = [task.cell for task in self.tasks if self.bench.key(task) not in self.done]
+            left = [task.cell for task in self.tasks if self._is_left(task)]
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining, cools_s))

@@ -1,8 +1,10 @@
 """The texts that quality is measured on: read, identified, and cut into chunks as llama-perplexity cuts them.
 
-Any UTF-8 file will do, prose in any language or code. There is no tokenizer here: callers pass tokens.
+Any UTF-8 file will do, prose in any language or code. There is no tokenizer here: callers pass tokens. A tokenizer
+takes a second and 20 MB of memory for each megabyte, so callers tokenize the part of a long text that they need.
 """
 
+import codecs
 import hashlib
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from plamo_study.foreign import content
 
 CORPUS = paths.DATA / "corpus"
 LONGER = "give a longer text, or smaller chunks"
+PIECE = 1 << 20  # bytes that are looked at together; a text of so many is never cut
+TOKEN = 64  # bytes: no text's tokens are longer on average
+SPACED = 16 * PIECE  # bytes from which excerpts are taken
+CONTINUED = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 
 
 def read(name: str | Path) -> bytes:
@@ -23,14 +29,34 @@ def read(name: str | Path) -> bytes:
     """
     path = find(name)
     text = content(path)
-    if not text.strip():
+    if not text or text.isspace():
         raise StudyError(str(path), "is empty", "name a text of some 100 kB: more text, narrower intervals")
+    decoder, start = codecs.getincrementaldecoder("utf-8")(), 0
     try:
-        text.decode()
+        for piece in range(0, len(text), PIECE):
+            start = piece - len(decoder.getstate()[0])
+            decoder.decode(text[piece : piece + PIECE], final=piece + PIECE >= len(text))
     except UnicodeDecodeError as error:
-        why = f"is not UTF-8 (byte {error.start} is 0x{text[error.start]:02x})"
+        at = start + error.start
+        why = f"is not UTF-8 (byte {at} is 0x{text[at]:02x})"
         raise StudyError(str(path), why, f"iconv -f ENCODING -t UTF-8 {path} > TEXT") from error
     return text
+
+
+def beginning(text: bytes, n_tokens: int) -> bytes:
+    """The part of a UTF-8 text that holds its first `n_tokens` tokens, of whole characters; all of it for 0."""
+    n = max(PIECE, n_tokens * TOKEN)
+    if not n_tokens or n >= len(text):
+        return text
+    while text[n] in CONTINUED:
+        n -= 1
+    return text[:n]
+
+
+def ending(text: bytes, n_tokens: int) -> bytes:
+    """The part of a UTF-8 text that holds its last `n_tokens` tokens, of whole characters."""
+    n = max(PIECE, n_tokens * TOKEN)
+    return text if n >= len(text) else text[-n:].lstrip(CONTINUED)
 
 
 def planned(name: str, expected: str) -> bytes:
@@ -79,11 +105,11 @@ def chunks(tokens: np.ndarray, n_ctx: int, n_chunks: int = 0, bos: int | None = 
 
 
 def excerpts(text: bytes, n: int, n_lines: int) -> list[bytes]:
-    """`n` pieces of `n_lines` whole lines, evenly spaced over a text: prompts to continue.
+    """`n` pieces of `n_lines` whole lines, evenly spaced over a text's first 16 MiB: prompts to continue.
 
     Raises StudyError when the text has fewer than `n` + `n_lines` lines.
     """
-    lines = text.splitlines(keepends=True)
+    lines = text[:SPACED].splitlines(keepends=True)
     if len(lines) < n + n_lines:
         why = f"has {len(lines)} lines, {n} prompts of {n_lines} lines take {n + n_lines}"
         raise StudyError("the text", why, "give a longer text, or ask for fewer prompts")

@@ -69,7 +69,8 @@ def failing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        said = str(error).replace("\n  mend: ", "; mend: ")  # a StudyError's, on the one line that is kept
+        print(f"@error {type(error).__name__}: {said}", file=sys.stderr, flush=True)
         os._exit(1)  # no teardown: the engine may be in any state
 
 

@@ -31,6 +31,8 @@ from plamo_study.models.roles import PART
 
 REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
+NO_NAME = ("n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is no name
+BEYOND_ORACLE = ("tensor-scale", "rope-scaling")  # findings about what the oracle does not compute
 LONGEST = 40  # characters of a name
 MENDED = ("head-count-array",)  # findings that a repair mends
 
@@ -97,9 +99,10 @@ def give(named: str | Iterable[Any]) -> list[Given]:
 
 
 def has_oracle(file: tuple[str, str, str]) -> bool:
-    """Whether the oracle can judge a given file: one of PLaMo's architectures, in one part."""
+    """Whether the oracle can judge a given file: PLaMo in one part, with nothing that the oracle does not compute."""
     own = FILES[file]
-    return own.spec.arch in ARCHS and len(own.parts) == 1
+    beyond = any(finding.code in BEYOND_ORACLE for finding in own.findings)
+    return own.spec.arch in ARCHS and len(own.parts) == 1 and not beyond
 
 
 def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
@@ -261,8 +264,8 @@ def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
 
 def _name(path: Path, opened: Header) -> str:
     """`general.name`, else the file's stem without its type: printable, short, and without what names a file."""
-    said = opened.text("general.name") or ""
-    text = plain(" ".join(said.split()), kept="") or _stem(path)
+    said = " ".join((opened.text("general.name") or "").split())
+    text = plain("" if said.lower() in NO_NAME else said, kept="") or _stem(path)
     return text[:LONGEST].strip() or "unnamed"
 
 

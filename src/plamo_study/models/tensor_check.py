@@ -14,6 +14,7 @@ from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import NEWER, stays_f32, unknown_type
 
 NO_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}  # ggml multiplies with none of these
+SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them beside any matrix, the oracle knows none
 KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
 
 
@@ -56,12 +57,22 @@ def _cut(header: Header, need: int) -> list[Finding]:
 def tensor_findings(header: Header, spec: ModelSpec) -> list[Finding]:
     """Findings about missing, additional and misshapen tensors, and types that llama.cpp cannot use there."""
     wanted, here = spec.tensor_shapes(), {tensor.name: tensor for tensor in header.tensors}
+    scales = {name for name in here if name.endswith(SCALES) and f"{name.rpartition('.')[0]}.weight" in wanted}
     return [
         *_names("tensor-missing", "are missing", wanted.keys() - here.keys()),
-        *_names("tensor-extra", "belong to no such model; llama.cpp refuses them", here.keys() - wanted.keys()),
+        *_names(
+            "tensor-extra", "belong to no such model; llama.cpp refuses them", here.keys() - wanted.keys() - scales
+        ),
+        *_scaled(scales),
         *_shapes({name: here[name] for name in wanted if name in here}, wanted),
         *_types(header.tensors),
     ]
+
+
+def _scaled(scales: set[str]) -> Iterator[Finding]:
+    if scales:
+        why = f"{len(scales)} tensors scale others as a whole: {listed(sorted(scales))}; the oracle does not"
+        yield Finding("note", "tensor-scale", why, "give the file to a study: its gate holds the engine against itself")
 
 
 def _names(code: str, what: str, names: set[str]) -> Iterator[Finding]:

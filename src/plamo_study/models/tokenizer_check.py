@@ -16,6 +16,7 @@ from plamo_study.models.vocabulary import DEFAULTS, GGUF_ROLE
 
 PREFIX = "tokenizer.ggml."
 UNUSED, BYTE = 5, 6  # llama.h, enum llama_token_type
+NO_WORDS = ("test", "no_vocab", "none")  # files that llama.cpp's generator of random models writes, and others like it
 SENTINEL = -1000.0
 LONGEST = 512  # bytes of a token: building the tokenizer takes time cubic in it
 SPECIAL = {f"{GGUF_ROLE.get(role, role)}_token_id": text.encode() for role, text in DEFAULTS.items()}  # key → text
@@ -24,8 +25,13 @@ REPAIR = "plamo-study models check FILE --repair OUT"
 
 def tokenizer_findings(header: Header) -> list[Finding]:
     """Everything wrong with the vocabulary. Needs no weights."""
-    found = list(_lists(header))
-    if found:
+    if (model := header.text(f"{PREFIX}model")) in NO_WORDS:
+        return [
+            Finding(
+                "warning", "tokenizer-none", f"{PREFIX}model is {model}: it can be timed, and writes no text", AGAIN
+            )
+        ]
+    if found := list(_lists(header)):
         return found
     tokens: list[bytes] = header.value(f"{PREFIX}tokens")
     scores, types = header.value(f"{PREFIX}scores"), header.value(f"{PREFIX}token_type")

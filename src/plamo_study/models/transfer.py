@@ -3,10 +3,11 @@
 The hub's own client does the transfer (`http_get`). Its `snapshot_download` does not fit: it deletes the unfinished
 file when a download fails, so that the next process starts at zero; it compares no hash; and its other protocol (Xet)
 bypasses every limit set here. This module adds to `http_get` a partial file that outlives the process, a limit at the
-announced length, bounded answers, and the hash of the result. The client writes 10 MiB at a time, so an interruption
-costs less than that. It knows no models.
+announced length, answers bounded in head and body, and the hash of the result. The client writes 10 MiB at a time, so
+an interruption costs less than that. It knows no models.
 """
 
+import math
 import os
 import shutil
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError
@@ -26,7 +28,9 @@ from plamo_study.models.snapshots import Wanted, checked
 
 MEND = "check HF_ENDPOINT and the network (a proxy, a login page?)"
 MOST_TOLD = 4 << 20  # bytes of a list of files or a refusal; the list of 10,000 files is shorter
+MOST_HEAD = 256 << 10  # bytes of what comes before a body: as many as 10,000 informational answers
 LEAST, LEAST_S = 64 << 10, 60.0  # bytes that must arrive in this many seconds, or the transfer is aborted
+LATER = "try again later, or from another network; it resumes"
 
 
 @contextmanager
@@ -34,11 +38,52 @@ def bounded() -> Iterator[None]:
     """Within the block, every answer to the hub's client is bounded in time and, except for files, in bytes."""
     client = get_session()
     before = client.event_hooks
-    client.event_hooks = {**before, "response": [*before.get("response", []), _bound]}
+    client.event_hooks = {
+        "request": [*before.get("request", []), _bound_head],
+        "response": [*before.get("response", []), _bound],
+    }
     try:
         yield
     finally:
         client.event_hooks = before
+
+
+def _bound_head(request: httpx2.Request) -> None:
+    request.extensions["trace"] = HEAD.follow
+
+
+class _Head:
+    """What comes before a body, of which the client reads any number of informational answers, however slowly.
+
+    The client tells of every connection and of every answer that it waits for; reads are counted in between.
+    """
+
+    def __init__(self) -> None:
+        self.host, self.size, self.ends_s = "", 0, math.inf
+
+    def follow(self, event: str, info: dict[str, Any]) -> None:
+        """Take notice of a step of the client, called "PART.STEP.started", ".complete" or ".failed"."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            stream = info["return_value"]
+            stream.read = partial(self._read, stream.read)
+        elif event.endswith(".receive_response_headers.started"):
+            self.host, self.size = info["request"].url.host.decode(), 0
+            self.ends_s = time.monotonic() + LEAST_S
+        elif ".receive_response_headers." in event:
+            self.ends_s = math.inf
+
+    def _read(self, read: Callable[..., bytes], max_bytes: int, timeout: float | None = None) -> bytes:
+        data = read(max_bytes, timeout=timeout)
+        if math.isfinite(self.ends_s):
+            self.size += len(data)
+            if self.size > MOST_HEAD:
+                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer among them", MEND)
+            if time.monotonic() > self.ends_s:
+                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer in {LEAST_S:.0f} s", LATER)
+        return data
+
+
+HEAD = _Head()  # one transfer is under way at a time
 
 
 def _bound(response: httpx2.Response) -> None:
@@ -66,7 +111,7 @@ class _Bounded(httpx2.SyncByteStream):
                 if (now := time.monotonic()) - began > LEAST_S:
                     if size - since < LEAST:
                         why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
-                        raise StudyError(self.host, why, "try again later, or from another network; it resumes")
+                        raise StudyError(self.host, why, LATER)
                     since, began = size, now
                 yield part
         except httpx2.ReadError as error:  # a connection reset, the one failure that the client does not resume after

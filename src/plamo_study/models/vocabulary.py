@@ -1,8 +1,10 @@
 """The vocabulary of a PLaMo, read from tokenizer.jsonl and tokenizer_config.json or from a GGUF, written to a GGUF.
 
-Rules follow llama.cpp's conversion (`_set_vocab_plamo`), with two differences. Padding entries score -999 instead of
--1000, the score that the engine reads as the end of its candidates. And a special token that tokenizer_config.json does
-not name gets the reference tokenizer's default instead of being left out.
+Rules follow llama.cpp's conversion (`_set_vocab_plamo` of the locked release), with three differences. Padding entries
+score -999 instead of -1000, the score that the engine reads as the end of its candidates. A special token that
+tokenizer_config.json does not name gets the reference tokenizer's default instead of being left out. And add_bos_token
+and add_eos_token are kept where it sets them. The locked engine's tokenizer of PLaMo ignores both: it puts nothing
+around a text. llama.cpp's b11318 mends that (#29734).
 
 It does not tokenize.
 """

@@ -6,6 +6,7 @@ A frame has `value`, plus `low` and `high` for intervals, as `estimate` and `com
 colour belongs to one model on the whole site. Every chart states its content in its description, the alt text.
 """
 
+from itertools import cycle
 from textwrap import wrap
 from typing import Any
 
@@ -138,7 +139,9 @@ def stacked(
         tooltip=[f"{y}:O", f"{color}:N", f"{x}:Q"],
     )  # fmt: skip
     if row:
-        chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None))
+        header = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")  # long names would overlap
+        chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None, header=header))
+        chart = chart.resolve_scale(y="independent")
     of = [row, color] if row else [color]
     said = "; ".join(f"{' '.join(map(str, key))}: {group[x].sum():.3g}" for key, group in data.groupby(of, sort=False))
     return _titled(chart, title, subtitle, said)
@@ -222,9 +225,10 @@ def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _color(data: pd.DataFrame, name: str) -> alt.Color:
     names = list(dict.fromkeys(data[name].astype(str)))
-    known = {_known(each) for each in names}
-    rest = iter([each for each in CATEGORIES if each not in known])
-    scale = {"domain": names, "range": [_known(each) or next(rest) for each in names]}
+    known = {colour: each for each in reversed(names) if (colour := _known(each))}  # by the first of several files
+    own = {each: colour for colour, each in known.items()}
+    rest = cycle([each for each in CATEGORIES if each not in known])
+    scale = {"domain": names, "range": [own.get(each) or next(rest) for each in names]}
     return alt.Color(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 
@@ -241,7 +245,9 @@ def _legend(names: list[str]) -> dict[str, Any]:
 
 
 def _known(name: str) -> str:
-    return COLORS.get(name.rstrip("*"), "")
+    """The colour of a model or a series by its name, or of the model in a file's name, such as "plamo-2-1b* Q8_0"."""
+    model, _, dtype = name.partition(" ")
+    return COLORS.get(name.rstrip("*")) or ("" if "," in dtype else COLORS.get(model.rstrip("*"), ""))
 
 
 def _scale(log: bool, zero: bool) -> dict[str, Any]:  # plain, for altair copies a chart in every step

@@ -1,35 +1,29 @@
 """The evidence before a study's numbers: where rows come from, which models, and whether they were correct."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from statistics import median
 from typing import Any, TypeVar
 
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import coverage, usable
+from plamo_study.analysis import usable
 from plamo_study.analysis.ceilings import main_place, of_study, published
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
+from plamo_study.analysis.usable import disturbed_cells, marked_by, model_names
 from plamo_study.errors import StudyError
 from plamo_study.limits import LEAST_BLOCKS, RIGHT
-from plamo_study.measure import disturbances, frame, journal, result_file
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
-from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
 from plamo_study.models import casts
 from plamo_study.models.registry import GIVEN
-from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
-from plamo_study.present.tables import Columns, Table, escaped, scaled, table
+from plamo_study.present.tables import Table, escaped, scaled
 from plamo_study.present.theme import NOTHING, ROWS_KEY
 
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
-GATES = "00-gates"
 DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "others": "other programs took {:.0%} of the machine",
     "waited": "the threads waited for {:.2g} of a CPU",
@@ -111,18 +105,6 @@ def _named(cell: AnyCell) -> str:
     return f"{told['model']} {told['dtype']} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
 
 
-def models(recording: Recording) -> Table:
-    """The models measured: kind of file, size, hash, and assumptions about the shape."""
-    entries = []
-    for name in model_names(recording.rows):
-        fact = recording.facts[name]
-        kind = f"{weights_of(fact)} weights, {fact['dtype']}"
-        size = f"{fact['file_bytes'] / 1e6:,.1f} MB, {fact['n_params'] / 1e6:,.1f} M parameters"
-        assumed = " ".join(fact["assumptions"]) or "none"
-        entries.append({"model": name, "file": kind, "size": size, "sha256": fact["sha256"][:12], "assumed": assumed})
-    return Table(pd.DataFrame(entries))
-
-
 def weights_of(fact: dict[str, Any]) -> str:
     """Where a model's weights come from: random, trained here (the embedded models), released, or a user's file."""
     if fact["scale"] == GIVEN:
@@ -130,106 +112,9 @@ def weights_of(fact: dict[str, Any]) -> str:
     return "random" if fact["synthetic"] else "released" if fact["scale"] == "weights" else "trained"
 
 
-def verdicts(recording: Recording) -> Table:
-    """Rows counted by verdict, the largest disagreement with second path or oracle, and whether times were steady.
-
-    A disagreement is shown with its tolerance, an oracle with its number of tokens. Steady: the median of the last
-    quarter of the timed samples over that of the first, median over rows.
-    """
-    rows = recording.rows[recording.rows["model"] != ""]
-    entries = []
-    for (model, workload), group in rows.groupby(["model", "workload"]):
-        ratios = [checks["last_to_first_quarter"] for checks in group["checks"] if "last_to_first_quarter" in checks]
-        entry = {"model": model, "cells": workload, "against": _against(group)}
-        entry["largest error, of allowed"] = _largest(list(group.itertuples()))
-        counted = group["verdict"].replace("consistent", "valid")
-        entry |= {verdict: int((counted == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
-        entry["last / first quarter"] = f"{median(ratios):.2f}" if ratios else "n/a"
-        entries.append(entry)
-    n_drifted, blocks = drifted(recording.rows)
-    hit = int((recording.rows.get("disturbed", False) & (recording.rows["model"] != "")).sum())
-    note = {"model": "blocks", "cells": f"{blocks} in all, {n_drifted} marked as drifted; {hit} rows disturbed"}
-    return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))
-
-
-def _against(group: pd.DataFrame) -> str:
-    if group["workload"].iloc[0] != "gate":
-        return "second path"
-    return "oracle, " + ", ".join(f"{n}" for n in sorted(set(group["n_prompt"]))) + " tokens"
-
-
-LOGITS = ("prefill_error", "decode_error", "second_path_error")  # errors that `tolerance` limits
-
-
-def _largest(rows: list[Any], names: tuple[str, ...] = LOGITS, allowed: Callable[[Any], float] = tolerance) -> str:
-    """The largest error of some rows, with its tolerance; where tolerances differ, the error nearest to its own."""
-    found = [(row.checks[name], allowed(row)) for row in rows for name in names if name in row.checks]
-    if not found:
-        others = [v for row in rows for name, v in row.checks.items() if name.endswith("_error")]
-        return f"{max(others):.1e}" if others else "n/a"
-    error, most = max(found, key=lambda pair: pair[0] / pair[1])
-    return f"{error:.1e} of {most:.1e}"
-
-
-def gates(recording: Recording) -> Table:
-    """The oracle's results for each file: errors, allowed errors, and planted faults that it would have found.
-
-    Gates of the same files in study 00-gates are listed with the recording's own. The margin: the smallest planted
-    fault over the tolerance of a part.
-    """
-    entries = []
-    for row in _gates(recording):
-        faults = _harmful(row.series)
-        allowed = part_tolerance(row)
-        smallest = min(faults, key=lambda name: min(faults[name]), default="")
-        entry = {"model": f"{row.model} {row.dtype}", "oracle saw": f"{row.n_prompt} tokens"}
-        entry["in micro-batches"] = f"{-(-row.n_prompt // row.n_ubatch)}"
-        entry["logits, error of allowed"] = _largest([row])
-        judged = "parts_error" in row.checks
-        entry["parts, error of allowed"] = _largest([row], ("parts_error",), part_tolerance) if judged else "not judged"
-        entry["hides best"] = f"{smallest}, {min(faults[smallest]):.1e}" if faults else "n/a"
-        entry["margin"] = f"{min(faults[smallest]) / allowed:.1f}" if faults else "n/a"
-        entries.append(entry | {"verdict": "agrees" if row.verdict in RIGHT else "DISAGREES"})
-    return Table(pd.DataFrame(entries).drop_duplicates())
-
-
-def planted(recording: Recording) -> Table:
-    """The error that each kind of fault would cause in a gate, in its part, where it is smallest."""
-    shown: dict[str, dict[str, str]] = {}
-    for row in _gates(recording):
-        for name, errors in row.series.items():
-            if name.startswith(FAULT):
-                least = f"{min(errors):.1e}" if min(errors) < NOT_FINITE else "not finite"
-                fault = name.removeprefix(FAULT) + (" (harmless)" if name.removeprefix(FAULT) in HARMLESS else "")
-                shown.setdefault(fault, {})[f"{row.model} {row.dtype}, {row.n_prompt} tokens"] = least
-    return Table(pd.DataFrame([{"fault": name, **files} for name, files in shown.items()]).fillna("n/a"))
-
-
-FAULT, NOT_FINITE = "fault: ", 1e300
-
-
-def _harmful(series: dict[str, list[float]]) -> dict[str, list[float]]:
-    named = {name.removeprefix(FAULT): errors for name, errors in series.items() if name.startswith(FAULT)}
-    return {name: errors for name, errors in named.items() if name not in HARMLESS}
-
-
 def standing(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
     """The result of `load` from this machine where rows are live, if any, else from the reference machine."""
     return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
-
-
-def _gates(recording: Recording) -> list[Any]:
-    """Finished gate rows: the recording's, then those of the same files in 00-gates."""
-    place = LOCAL if recording.source == "live" else REFERENCE
-    files = {fact["sha256"] for fact in recording.facts.values() if "file_bytes" in fact}
-    found = [recording.rows]
-    path = journal_path(GATES, recording.scale, place)
-    if recording.study != GATES and path.exists():
-        records = journal.read(path)
-        facts = frame.facts(records)
-        same = [row for row in journal.latest_rows(records) if row.model and facts[row.model]["sha256"] in files]
-        found += [frame.frame(same, facts)] if same else []
-    return [r for rows in found for r in rows[(rows["workload"] == "gate") & (rows["status"] == "ok")].itertuples()]
 
 
 def ceilings(recording: Recording) -> Table:
@@ -421,48 +306,3 @@ def guessed(guess: float, measured: Estimate | pd.DataFrame) -> Markdown:
         f"Your guess was a factor of **{guess:g}**; measured: **{measured:.1f}**. "
         f"You were off by a factor of {off:.1f}."
     )
-
-
-def intervals() -> Table:
-    """Coverage of the notebooks' intervals, by estimator and number of units, in the recorded simulation."""
-    path = result_file.path(REFERENCE, coverage.NAME)
-    if not path.exists():
-        return Table(pd.DataFrame({"not simulated here": ["python tools/selfcheck.py --coverage --reference"]}))
-    recorded = json.loads(path.read_text(encoding="utf-8"))
-    lines = pd.DataFrame(recorded["lines"])
-    columns: Columns = {
-        "estimator": ("estimator", ""),
-        "n": ("processes, blocks or chunks", ""),
-        "level": ("called", ".0%"),
-        "least": ("covers at the least", ".1%"),
-        "most": ("at the most", ".1%"),
-        "wrong": ("kinds of noise that break the promise", ""),
-    }
-    note = f"{recorded['studies']:,} simulated studies a line; {', '.join(coverage.JUDGED)}."
-    return table(coverage.by_size(lines), columns, note)
-
-
-def watched() -> Table:
-    """Marks by the watch in the recorded trial, with busy processes beside half of forty short sweeps."""
-    found = disturbances.load(REFERENCE)
-    if found is None:
-        return Table(pd.DataFrame({"not tried here": [f"{disturbances.MADE_BY} --reference"]}))
-    columns: Columns = {
-        "planted": ("planted beside a block", ""),
-        "hits": ("disturbed blocks marked", _of),
-        "alarms": ("clean blocks marked", _of),
-    }
-    marked, calm = disturbances.unplanted(found)
-    n, slower = len(disturbances.taken(found.sweeps)), disturbances.slowdown(found)
-    note = (
-        f"{len(found.sweeps)} sweeps of {disturbances.BLOCKS} blocks on {chip(found.machine)}; exact intervals. Of "
-        f"{calm} blocks with nothing planted {marked} were marked, nearly all for CPU time that the hypervisor gave to "
-        f"other guests. The last column leaves out the {n} blocks where that was {disturbances.TAKEN:.1%} or more, by "
-        f"the counter that marks too, so it tests the other signs only. Marked rows of those blocks took {slower:.2f} "
-        "times as long as clean ones."
-    )
-    return table(disturbances.by_load(found), columns, note)
-
-
-def _of(rate: Estimate) -> str:
-    return f"{rate:.0%} of {rate.n}" if rate.n else "–"

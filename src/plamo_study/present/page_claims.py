@@ -164,7 +164,9 @@ def figure(line: Line) -> str:
     found: Estimate | None = line["estimate"]
     if found is None:
         return ""
-    if found.n < FEW and found.units:  # too few for an interval: the range, and the number of processes
+    if (
+        found.n < FEW and found.units and not found.success
+    ):  # too few for an interval: the range, and the number of processes
         least, most = (each(found.units) for each in (min, max))
         least, most = (math.exp(least), math.exp(most)) if found.in_logs else (least, most)
         return f"{least:.3g} to {most:.3g} ({found.n} processes)"

@@ -82,6 +82,7 @@ def read(source: Path) -> nbformat.NotebookNode:
     except Exception as problem:  # nbformat and JSON each raise their own kind here
         why = next(iter(str(problem).splitlines()), type(problem).__name__)
         raise StudyError(str(source), f"not a readable notebook ({why})", run_it) from problem
+    notebook.cells = [cell for cell in notebook.cells if runs.MARKED not in cell.metadata.get("tags", ())]
     for cell in notebook.cells:
         if "injected-parameters" in cell.metadata.get("tags", ()):
             cell.source = without_folders(cell.source)

@@ -35,22 +35,24 @@ from papermill.exceptions import PapermillExecutionError
 from traitlets import default
 
 from plamo_study import paths
-from plamo_study.errors import StudyError, of_system
+from plamo_study.errors import FAILED_GATE, StudyError, of_system
 from plamo_study.growing import growing
 from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
-ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # tags of papermill's own cells
+MARKED = "papermill-error-cell-tag"  # of the cells by which papermill marks an error
+ADDED = {"injected-parameters", MARKED}  # tags of papermill's own cells
 ANSWERS_S, ENDS_S = 2.0, 5.0  # in which an idle kernel answers, and ends when asked to
 SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
-Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
+Status = Literal["ok", "unchanged", "gate failed", "failed", "dead_kernel", "incomplete"]
 
 
 @dataclass(frozen=True)
 class RunResult:
     """The outcome of one notebook.
 
-    `unchanged`: executed before from the same inputs. `output` is the complete notebook. `cell` is the cell that did
+    `unchanged`: executed before from the same inputs. `gate failed`: complete, but the gate of a file failed, and what
+    that file lacks is said on the page. `output` is the complete notebook. `cell` is the cell that did
     not finish, counted from 0 in `notebook`; `error` and `message` are the exception's name and text.
     """
 
@@ -61,6 +63,11 @@ class RunResult:
     cell: int | None = None
     error: str = ""
     message: str = ""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a complete notebook was written just now."""
+        return self.output is not None and self.status != "unchanged"
 
 
 class ThisPython(AsyncKernelManager):
@@ -178,14 +185,16 @@ def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = 
     if isinstance(problem, OSError) and problem.filename is None:
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
-    if executed and problem is None and not unfinished(executed):
-        executed.metadata[MADE_FROM] = made_from
+    refused = isinstance(problem, PapermillExecutionError) and problem.ename == FAILED_GATE
+    if executed and (problem is None or refused) and not unfinished(executed):
+        executed.metadata[MADE_FROM] = "" if refused else made_from
+        executed.cells = [cell for cell in executed.cells if MARKED not in cell.metadata.get("tags", [])]
         executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
         try:
             with growing(output) as whole:
                 nbformat.write(executed, whole)
             partial.unlink()
-            return RunResult(notebook, "ok", seconds, output)
+            return RunResult(notebook, "gate failed" if refused else "ok", seconds, output)
         except OSError as full:
             problem = full
     status, error, message = _reason(problem, torn=executed is None)
@@ -317,4 +326,5 @@ def _has_no_reply(cell: nbformat.NotebookNode) -> bool:
 
 
 def _has_error(cell: nbformat.NotebookNode) -> bool:
-    return any(output.output_type == "error" for output in cell.outputs)
+    """Whether a cell ended with an error; that of a failed gate does not end it."""
+    return any(output.output_type == "error" and output.ename != FAILED_GATE for output in cell.outputs)

@@ -13,11 +13,8 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure.asked import Sweep
-from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
+from plamo_study.measure.plan import DTYPE
 from plamo_study.measure.recording import DEVICES, SOURCES
-from plamo_study.studies.chunked.plan import CHUNKS
-from plamo_study.studies.replicas.plan import ARRANGEMENTS, FEWER
-from plamo_study.studies.speculative.plan import DRAFTS
 
 
 @dataclass(frozen=True)
@@ -63,23 +60,14 @@ PARAMETERS = {
     "guess_together": GUESS,
     "guess_right": GUESS,
     "factor": FACTOR,
-    "n_chunk": Allowed(int, CHUNKS),
-    "n_seq": Allowed(int, tuple(sorted({p * n for p, n in (*ARRANGEMENTS, *FEWER)}))),
-    "n_draft": Allowed(int, DRAFTS),
-    "acceptance": Allowed(float, least=0, most=1),
     "objective_ms": FACTOR,
     "trace": Allowed(str),
-    "model": Allowed(str, (*MODELS, MATCHED)),
+    "reports": Allowed(str),
+    "study": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
     "n_prompt": COUNT,
     "n_gen": COUNT,
-    "n_users": COUNT,
-    "dtype": Allowed(str, ("", *TYPES, *RECIPES)),
-    "accepts": Allowed(float, least=0, below=1),
-    "shared": Allowed(float, least=0, below=1),
-    "objective": Allowed(str, ("tokens", "reading")),
-    "probe": Allowed(str),
 }
 
 

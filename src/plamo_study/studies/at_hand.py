@@ -53,20 +53,25 @@ def measured(planned: Plan) -> bool:
     return bool(known) and all(file in known for cell in planned.cells[: planned.needed] for file in cell.files)
 
 
-def missing(found: Iterable[Plan]) -> dict[str, int]:
-    """Missing model files with the approximate bytes of each; StudyError if the disk lacks room."""
-    lacking = {
+def lacking(found: Iterable[Plan]) -> dict[str, int]:
+    """Missing model files with the approximate bytes of each."""
+    return {
         recipes.model_path(*file).name: int(registry.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8)
         for each in found
         for file in files.needed(each)
-        if not recipes.model_path(*file).exists()
+        if file[1] != registry.GIVEN and not recipes.model_path(*file).exists()
     }
+
+
+def missing(found: Iterable[Plan]) -> dict[str, int]:
+    """The files that are `lacking`; StudyError if the disk lacks room for them."""
+    sizes = lacking(found)
     paths.MODELS.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(paths.MODELS).free
-    if lacking and sum(lacking.values()) + ROOM > free:
-        why = f"model files of full size take {sum(lacking.values()) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+    if sizes and sum(sizes.values()) + ROOM > free:
+        why = f"model files of full size take {sum(sizes.values()) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise StudyError(str(paths.MODELS), why, "free some space, or measure small models: make study SCALE=mini")
-    return lacking
+    return sizes
 
 
 def probed() -> Pace:
@@ -83,10 +88,10 @@ def probed() -> Pace:
     return Pace(*rates)
 
 
-def writing_s(lacking: dict[str, int]) -> float:
+def writing_s(sizes: dict[str, int]) -> float:
     """Approximate seconds to write these files."""
     spent = 0.0
-    for name, n_bytes in lacking.items():
+    for name, n_bytes in sizes.items():
         dtype = name.split(".")[-2]
         spent += n_bytes * 8 / BITS[dtype] / QUANTIZED[dtype] if dtype in QUANTIZED else n_bytes / WRITTEN
     return spent

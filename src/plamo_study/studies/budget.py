@@ -6,10 +6,12 @@ and the notebooks it runs share alike.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, recording
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.durations import Durations
 from plamo_study.measure.identity import renewed
 from plamo_study.studies import registry
@@ -17,23 +19,33 @@ from plamo_study.studies import registry
 LEFT_OUT = -1.0
 USUAL = 1.0  # minutes, where nothing is known
 SLOWER = 2.0  # times as long as on the reference machine a study may take here
-Asked = tuple[str, str]  # a study, and the scale that it is measured at
+Asked = tuple[str, str, Sweep]  # a study, the scale that it is measured at, and what a user asked of it
 
 
-def of_notebooks(names: list[str], scale: str, minutes: float) -> dict[str, float]:
-    """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit."""
-    asked = {name: registry.of_notebook(name, scale) for name in names}
+def of_notebooks(
+    names: Iterable[str], scale: str, minutes: float, sweeps: Mapping[str, Sweep] | None = None
+) -> dict[str, float]:
+    """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit. `sweeps`: what a user asks."""
+    asked = {name: _asked(name, scale, (sweeps or {}).get(name, NOTHING)) for name in names}
     shares = _shares([each for own in asked.values() for each in own], minutes) if minutes else {}
     return {name: sum(shares.get(each, 0.0) for each in own) for name, own in asked.items()}
 
 
-def of_notebook(notebook: str, scale: str, minutes: float) -> list[tuple[str, str, float]]:
+def of_notebook(notebook: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> list[tuple[str, str, float]]:
     """What to measure for a notebook: study, scale, and minutes (0: what its plan takes)."""
-    studies = [(name, at, of_study(name, scale, minutes)) for name, at in registry.of_notebook(notebook, scale)]
+    asked = _asked(notebook, scale, sweep)
+    studies = [(name, at, of_study(name, scale, minutes, sweep)) for name, at, _ in asked]
     return [each for each in studies if each[2] != LEFT_OUT]
 
 
-def of_study(name: str, scale: str, minutes: float) -> float:
+def _asked(name: str, scale: str, sweep: Sweep) -> list[Asked]:
+    """The studies of a notebook, or of the notebook of a study; for files of a user's own only those that take some."""
+    studies = registry.of_notebook(name, scale)
+    own = [(study, at, sweep if registry.varies(study) else NOTHING) for study, at in studies]
+    return [each for each in own if each[2].files or not sweep.files]
+
+
+def of_study(name: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> float:
     """A study's share of its notebook's minutes; 0: what its plan takes; LEFT_OUT: shown as recorded.
 
     A study is left out if it is meaningless in part, was recorded, and does not fit the time. Such studies time
@@ -41,8 +53,8 @@ def of_study(name: str, scale: str, minutes: float) -> float:
     """
     if not minutes:
         return 0.0
-    asked = registry.of_notebook(name, scale)
-    return _shares(asked, minutes).get((name, registry.shown_at(name, scale)), LEFT_OUT)
+    shares = _shares(_asked(name, scale, sweep), minutes)
+    return next((share for (study, *_), share in shares.items() if study == name), LEFT_OUT)
 
 
 def enough(minutes: float, share: float, needed_s: float) -> int:
@@ -60,10 +72,10 @@ def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
     needs, weights = {each: _need(*each) for each in asked}, registry.STUDIES
     while needs:
         every = sum(needs.values())
-        longest = max((each for each in needs if _whole(*each)), key=lambda each: needs[each], default=None)
+        longest = max((each for each in needs if _whole(*each[:2])), key=lambda each: needs[each], default=None)
         if longest is None or minutes >= SLOWER * every:
             kept = min(SLOWER, minutes / every)
-            rest = (minutes - kept * every) / sum(weights[name].weight for name, _ in needs)
+            rest = (minutes - kept * every) / sum(weights[name].weight for name, *_ in needs)
             return {each: kept * need + rest * weights[each[0]].weight for each, need in needs.items()}
         del needs[longest]
     return {}
@@ -75,12 +87,12 @@ def _whole(name: str, scale: str) -> bool:
 
 
 @cache  # asked for again by every study that shares the time
-def _need(name: str, scale: str) -> float:
+def _need(name: str, scale: str, sweep: Sweep) -> float:
     """Minutes that a study needs to show anything, as on the reference machine."""
     if _whole(name, scale):
         return _recorded(name, scale)
     try:
-        planned = registry.STUDIES[name].plan(scale)
+        planned = registry.STUDIES[name].plan(scale, **({"sweep": sweep} if sweep != NOTHING else {}))
     except StudyError:  # it cannot be measured here, and says so when it is asked to
         return USUAL
     return sum(Durations(planned, {}).least()) / 60

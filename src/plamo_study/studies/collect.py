@@ -1,15 +1,14 @@
 """Rows for a notebook, of one study or of all: recorded on the reference machine, or live, measured here."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from inspect import signature
 from pathlib import Path
 
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, files, journal, plan, runner, watch
+from plamo_study.measure import bench, files, frame, journal, plan, runner, watch
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.recording import (
@@ -23,7 +22,8 @@ from plamo_study.measure.recording import (
     of_rows,
     read,
 )
-from plamo_study.studies import budget, registry as studies
+from plamo_study.models import given
+from plamo_study.studies import budget, live, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
 LIVE = "-p source live (papermill), or plamo-study run, which is live by default"
@@ -38,6 +38,7 @@ def collect(
     minutes: float = 0,
     device: str = "auto",
     asked: Sweep = NOTHING,
+    stands_in: bool = True,
 ) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
@@ -45,7 +46,8 @@ def collect(
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
     the first cells of its plan are measured. Only a study that is meaningless in part is then shown as recorded, and
     the page says so. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
-    and values that a user asked for; these are measured, so the source is live.
+    and values that a user asked for; these are measured, so the source is live. `stands_in`: whether recorded rows
+    stand in for a study that there was no time for; else it has no rows, and one line says what measures it.
 
     Raises
     ------
@@ -64,6 +66,12 @@ def collect(
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
+    if why and not stands_in:
+        _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
+        return Recording(frame.frame([], {}), {}, study, at, "live")
+    if not rows and why and _further(study, scale):
+        _say(f"**{study} was not measured here:** {why}. To measure it, {MORE}.")
+        return Recording(frame.frame([], {}), {}, study, at, source)
     if not rows and why:
         raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
@@ -74,24 +82,42 @@ def collect(
     return replace(found, left_out=summary.left_out if summary else ())
 
 
-def every_study(notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto") -> list[Recording]:
+def every_study(
+    notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto", asked: Sweep = NOTHING
+) -> list[Recording]:
     """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
 
-    `device` as for `collect`; of the rows that others measured here, as for `read`.
+    `device` and `asked` as for `collect`; of the rows that others measured here, `device` as for `read`, and of files
+    that were asked for those alone.
 
     Raises StudyError for an unknown source, scale or device, or where no study has any row.
     """
     check_source(source)
     check_device(device)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
-    measured = [collect(study, source, scale, minutes, device) for study in own if source == "live"]
+    measured = [
+        collect(each, source, scale, minutes, device, asked, stands_in=False) for each in own if source == "live"
+    ]
     left_out = {*ONE_MACHINE_S, *(name for name, study in studies.STUDIES.items() if study.aside)}
     left_out |= {each.study for each in measured}
     rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
-    found = [*measured, *filter(None, (read(study, source, scale, device=device) for study in dict.fromkeys(rest)))]
+    at = plan.scale_of(scale, asked)
+    others = [read(study, source, at, device=device) for study in dict.fromkeys(rest)]
+    found = [*measured, *(_of_files(each, asked) for each in others if each)]
+    found = [each for each in found if len(each.rows)]
     if not found:
-        raise StudyError(notebook, f"no study has rows at scale {scale!r}", f"plamo-study run {notebook} --scale mini")
+        why, mend = f"no study has rows at scale {at!r}", f"plamo-study run {notebook} --scale mini"
+        raise StudyError(notebook, why, MORE if source == "live" else mend)
     return found
+
+
+def _of_files(found: Recording, asked: Sweep) -> Recording:
+    """The rows of the files that were asked for, and those without a file; all where none were."""
+    if not asked.files:
+        return found
+    own = {given.FILES[file].sha256 for file in asked.files}
+    kept = [not fact or found.facts[fact]["sha256"] in own for fact in found.rows["fact"]]
+    return replace(found, rows=found.rows[kept])
 
 
 def _measured(
@@ -102,19 +128,28 @@ def _measured(
     Where the time is too short for all that its finding needs, the first half of it is tried, and so on to one cell.
     """
     base = studies.shown_at(study, scale) if study in studies.STUDIES else scale
-    planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes)
+    planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes, asked)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
-    while True:
-        try:
-            summary = measure(planned, journal_path(study, at, LOCAL), minutes=share)
-        except runner.NoTimeError as error:
-            needed = min(planned.needed, len(planned.cells)) // 2
-            if studies.STUDIES[study].whole or not needed:
-                return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
-            planned = replace(planned, needed=needed)
-            continue
-        return (summary, "") if summary.rows else (None, lacking(summary))
+    with live.line(study) as line:
+        line.begin(live.beforehand([live.Ahead(planned, share)]))
+        while True:
+            try:
+                summary = measure(planned, journal_path(study, at, LOCAL), line.progress, minutes=share)
+            except runner.NoTimeError as error:
+                needed = min(planned.needed, len(planned.cells)) // 2
+                if studies.STUDIES[study].whole or not needed:
+                    return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
+                planned = replace(planned, needed=needed)
+                continue
+            line.refuse(summary.unexpected)
+            line.end(summary, live.no_time(planned, summary, asked))
+            return (summary, "") if summary.rows else (None, lacking(summary))
+
+
+def _further(study: str, scale: str) -> bool:
+    """Whether a study's notebook shows another one first, and can do without this one."""
+    return study in [name for name, _ in studies.of_notebook(study, scale)[1:]]
 
 
 def lacking(summary: runner.Summary) -> str:
@@ -142,11 +177,6 @@ def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) 
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
     gpu, found = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
     return found.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else found.plan(scale, gpu=gpu)
-
-
-def varies(study: str) -> bool:
-    """Whether a study takes files and values of a user's own."""
-    return study in studies.STUDIES and "sweep" in signature(studies.STUDIES[study].plan).parameters
 
 
 @cache
@@ -183,9 +213,14 @@ def measure(
 
     `minutes`: for measuring; writing models is not counted. StudyError where a program that it needs is not built.
     """
+    prepare(planned, minutes)
+    return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
+
+
+def prepare(planned: plan.Plan, minutes: float, on_bytes: Callable[[str, int, int], None] | None = None) -> None:
+    """Write the models that a plan lacks, once it is clear that it can be measured; as `measure` does."""
     if planned.program:
         builds.program(planned.program)
     files.check_released(planned)
     runner.check_time(planned, minutes)
-    files.make_models(planned)
-    return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
+    files.make_models(planned, on_bytes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 
 from plamo_study.measure import plan
 from plamo_study.measure.plan import Plan
@@ -115,7 +116,6 @@ OF_FULL_SIZE = (  # as their titles say
     "07-replicas",
     "08-speculative",
     "09-disaggregation",
-    "12-levers",
     "13-machines",
     "14-methods",
 )
@@ -143,3 +143,8 @@ def shown_at(name: str, scale: str) -> str:
     """The scale at which a study is shown where a notebook asks for `scale`."""
     study = STUDIES[name]
     return "mini" if study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS) else scale
+
+
+def varies(study: str) -> bool:
+    """Whether a study takes files and values of a user's own."""
+    return study in STUDIES and "sweep" in signature(STUDIES[study].plan).parameters

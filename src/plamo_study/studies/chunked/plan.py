@@ -4,12 +4,25 @@ Also the parts of a call, each alone: decode steps, and the prompt in chunks of 
 sequence decoding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from plamo_study.errors import StudyError
 from plamo_study.measure import machine
-from plamo_study.measure.cells import Arrival, Cell, Decode
-from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, Plan, change, check_scale, with_gates
+from plamo_study.measure.asked import NOTHING, Sweep
+from plamo_study.measure.cells import Arrival, Cell, Decode, File
+from plamo_study.measure.plan import (
+    DTYPE,
+    MATCHED,
+    MODELS,
+    Plan,
+    change,
+    check_scale,
+    files_of,
+    on_file,
+    scale_of,
+    with_gates,
+)
 
 PROMPT = 512  # tokens of the prompt that most cells are about
 LONGER_PROMPT, LONGEST = 2048, 8192
@@ -29,32 +42,65 @@ STEPS = 8  # before the prompt arrives, and after it is evaluated
 BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
 
 
-def chunked(scale: str, gpu: bool = False) -> Plan:
+def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Notebook 06: one prompt arrives while 4 sequences decode; then more or fewer of them, and longer prompts.
 
     Two controls. On PLaMo 3 every mixed call runs with one buffer for all sequences and with one each, which differ in
     how calls are cut into micro-batches. And chunks run without flash attention, whose kernel changes with their size.
+    `sweep`: other files, prompts, chunks, numbers of sequences decoding, or settings, without the second control.
     """
     check_scale(scale)
-    base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=STARTED[scale], n_gen=STEPS, n_seq=DECODING)
-    base = change(base, n_arriving=PROMPT, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    models = MODELS if scale == "weights" else (*MODELS, MATCHED)
-    cells = [cell for model in models for cell in _usual(change(base, model=model))]
-    cells += [cell for model in MODELS for cell in _controls(change(base, model=model, n_chunk=USUAL_CHUNK))]
+    base = Arrival(depth=STARTED[scale], n_gen=STEPS, n_seq=(*sweep.n_seq, DECODING)[0])
+    base = change(base, n_arriving=(*sweep.n_prompt, PROMPT)[0], n_gpu_layers=-1 if gpu else 0)
+    base = change(base, n_threads=(*sweep.n_threads, machine.performance_cores())[0], **sweep.settings())
+    every, needed = _own(scale, base) if sweep == NOTHING else _asked(base, files_of(scale, sweep), sweep)
+    planned = with_gates("06-chunked", scale_of(scale, sweep), every, exact_cache=False)
+    return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=f"{__package__}.workload")
+
+
+def _own(scale: str, base: Arrival) -> tuple[tuple[Cell, ...], int]:
+    """The study's own cells in order of need, and how many are required."""
+    files = [(model, scale, DTYPE[scale]) for model in (*MODELS, *(() if scale == "weights" else (MATCHED,)))]
+    usual = {file[0]: on_file(base, file) for file in files}
+    cells = [cell for each in usual.values() for cell in _usual(each)]
+    cells += [cell for model in MODELS for cell in _controls(change(usual[model], n_chunk=USUAL_CHUNK))]
     for n in TABLE_CHUNKS:
         for model in MODELS:
-            table = change(base, model=model, n_arriving=TABLE_PROMPT[scale], n_chunk=n)
+            table = change(usual[model], n_arriving=TABLE_PROMPT[scale], n_chunk=n)
             cells += [change(table, way="together")] if n <= table.n_arriving else []
             cells += [change(table, way="apart")] if n < table.n_arriving else []
     for n in (LONGER_PROMPT, LONGEST):
-        longer = change(base, n_arriving=n)
-        cells += [change(longer, model=model) for model in MODELS]
-        cells += [change(longer, model=model, way="together", n_chunk=LONGER_CHUNK) for model in MODELS]
-    every = tuple(dict.fromkeys(part for cell in cells for part in (cell, *_parts(cell))))
-    every = tuple(sorted(every, key=_rank))
-    planned = with_gates("06-chunked", scale, every, exact_cache=False)
-    needed = sum(_rank(cell) == 0 for cell in every)
-    return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=f"{__package__}.workload")
+        cells += [change(usual[model], n_arriving=n) for model in MODELS]
+        cells += [change(usual[model], n_arriving=n, way="together", n_chunk=LONGER_CHUNK) for model in MODELS]
+    parted = [cell for cell in cells if cell.depth != DEEPER and (cell.n_arriving == PROMPT or cell.way == "apart")]
+    every = dict.fromkeys(part for cell in cells for part in (cell, *(_parts(cell) if cell in parted else ())))
+    return tuple(sorted(every, key=_rank)), sum(_rank(cell) == 0 for cell in every)
+
+
+def _asked(base: Arrival, files: Sequence[File], sweep: Sweep) -> tuple[tuple[Cell, ...], int]:
+    """The cells of a sweep in order of need, each with its parts, and how many are required.
+
+    Required are the first prompt, whole and in chunks of one size between the steps of the first number of sequences.
+    """
+    prompts, chunks = sweep.n_prompt or (PROMPT,), sweep.n_chunk or CHUNKS
+    if min(chunks) > max(prompts):
+        why = f"is longer than the prompt of {max(prompts)} tokens"
+        raise StudyError(f"n_chunk {min(chunks)}", why, "give shorter chunks or a longer n_prompt")
+    chunks = tuple(sorted(chunks, key=lambda n: n != USUAL_CHUNK))
+    cells: list[Cell] = []
+    needed = 0
+    for n_arriving in prompts:
+        fitting = [n for n in chunks if n < n_arriving]
+        for n_seq in sweep.n_seq or (DECODING,):
+            whole = change(base, n_arriving=n_arriving, n_seq=n_seq)
+            apart = [change(whole, way="apart", n_chunk=n) for n in fitting]
+            together = [change(whole, way="together", n_chunk=n) for n in chunks if n <= n_arriving]
+            joined = [change(each, kv_unified=True) for each in together[:1]]
+            for group in ([whole, *apart[:1]], together[:1], apart[1:], together[1:], joined):
+                for cell in group:
+                    cells += [on_file(part, file) for file in files for part in (cell, *_parts(cell))]
+                needed = needed or len(dict.fromkeys(cells))
+    return tuple(dict.fromkeys(cells)), needed
 
 
 def tiles(scale: str, gpu: bool = False) -> Plan:
@@ -130,12 +176,11 @@ def _parts(cell: Arrival) -> Iterator[Cell]:
 
     A mixed call is two micro-batches, one of them without the chunk's first token, or one micro-batch of all tokens.
     """
-    if cell.depth == DEEPER or (cell.n_arriving != PROMPT and cell.way != "apart"):
-        return
     alone = change(cell, n_seq=0, depth=0, kv_unified=False, way="apart" if cell.n_chunk else "whole")
     if cell.way == "together":
         yield change(cell, workload="decode", n_seq=cell.n_seq + 1, policy="shared")
-        yield change(alone, n_chunk=cell.n_chunk - 1)
+        if cell.n_chunk > 1:
+            yield change(alone, n_chunk=cell.n_chunk - 1)
         if cell.kv_unified:
             yield change(alone, n_chunk=cell.n_chunk + cell.n_seq)
     else:

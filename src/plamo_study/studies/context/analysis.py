@@ -111,13 +111,6 @@ def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarra
     return np.asarray(behind - before)
 
 
-def pairs(timed: pd.DataFrame) -> list[tuple[str, str]]:
-    """(hybrid, attention) models to compare: the one of equal bytes first, if any; windowed ones last."""
-    names = sorted(curves(timed, "decode"), key=lambda name: ("matched" not in name, WITH_WINDOW in name, name))
-    hybrids = [name for name in names if name.startswith("plamo-2")]
-    return [(hybrid, other) for hybrid in hybrids for other in names if other not in hybrids]
-
-
 def explained(timed: pd.DataFrame) -> pd.DataFrame:
     """The hybrid with its published window over the same without, per phase and depth.
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, texts
-from plamo_study.measure.cells import Cell, Decode, Depth, Gate, OnModel
-from plamo_study.measure.plan import MATCHED, MODELS, Plan
+from plamo_study.measure.asked import NOTHING, Sweep
+from plamo_study.measure.cells import Cell, Decode, Depth, File, Gate, OnModel
+from plamo_study.measure.plan import MATCHED, MODELS, Plan, files_of, on_file, scale_of
+from plamo_study.models import registry
 
 LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # kinds of depth cells, by their names in rows
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
@@ -33,52 +35,87 @@ CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash 
 CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
 TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 12
 MOST_TOKENS = 131072
+WIDE = ("f32", "f16", "bf16")  # types of values that attention computes with without flash attention
 
 
-def context(scale: str, gpu: bool = False) -> Plan:
+def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Prefill and decode at depths from 0 to DEEPEST, and walks of the first tokens to check the filling.
 
     Other builds measure the hybrid's ladder and walk; the build `window` gives its attention the published window.
+    `sweep`: other files, depths or settings.
     """
-    base, models = _base(scale, gpu)
-    reached = zip(models, (DEEPEST[scale], DEEPEST[scale], LARGER[scale]), strict=False)
-    ladders = [plan.change(base, model=model, n_ctx=deepest) for model, deepest in reached]
-    walks = [plan.change(base, model=model, n_ctx=WALKED[scale], way=WALK) for model in models[:2]]
-    cells = (*ladders, *walks, *_near(base, models[:2]), *plan.ceilings(scale, gpu, plan.thread_counts()[:1]))
-    return replace(_planned("05-context", scale, cells), compared=(ladders[0], walks[0]))
+    base, files = _base(scale, gpu, sweep)
+    deepest = (LARGER[scale],) * len(files) if sweep.files else (DEEPEST[scale], DEEPEST[scale], LARGER[scale])
+    if sweep.n_depth:
+        base, deepest = plan.change(base, rungs=_rungs(sweep)), (max(sweep.n_depth),) * len(files)
+    ladders = [on_file(plan.change(base, n_ctx=n), file) for file, n in zip(files, deepest, strict=False)]
+    walked = plan.change(base, n_ctx=WALKED[scale], way=WALK, rungs=())
+    walks = [on_file(walked, file) for file in files[:2]] if max(deepest) >= WALKED[scale] else []
+    near = [] if sweep.files else _near(base, files[:2])
+    planned = _planned("05-context", scale, (*ladders, *walks, *near, *_limits(scale, base, files, sweep)), sweep)
+    return replace(planned, compared=(ladders[0], *walks[:1]))
 
 
-def _near(base: Depth, models: tuple[str, ...]) -> list[Cell]:
+def _near(base: Depth, files: tuple[File, ...]) -> list[Cell]:
     """Decode at depth 0 and, like the first cell of notebook 03, after a short prompt."""
     step = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
     return [
-        plan.change(step, model=model, depth=n, policy="shared" if n else "per_sequence", seed=seed)
-        for model in models
+        on_file(plan.change(step, depth=n, policy="shared" if n else "per_sequence", seed=seed), file)
+        for file in files
         for n in NEAR
-        for seed in range(NEAR_PROCESSES[base.scale])
+        for seed in range(NEAR_PROCESSES[file[1]])
     ]
 
 
-def memory(scale: str, gpu: bool = False) -> Plan:
-    """Flash attention off and on, keys and values in fewer bits, and sliding layers that keep everything."""
-    base, models = _base(scale, gpu)
-    base = plan.change(base, n_ctx=COMPARED[scale], way=FEW)
-    cells = []
-    for model, names in zip(models, (CACHES, CACHES[:2]), strict=False):
-        for name in names:
-            flash, type_k, type_v = name.split("/")
-            cells.append(plan.change(base, model=model, flash_attn=flash, type_k=type_k, type_v=type_v))
-    whole = plan.change(base, model=models[1], way=WHOLE_WINDOW)
-    cells += [plan.change(whole, flash_attn=flash) for flash in ("on", "off")]
-    return _planned("05-memory", scale, tuple(cells))
+def _limits(scale: str, base: Depth, files: tuple[File, ...], sweep: Sweep) -> tuple[Cell, ...]:
+    """The machine's ceilings, and of files that were given their kernels."""
+    limits = plan.ceilings(scale_of(scale, sweep), base.n_gpu_layers != 0, (base.n_threads,))
+    kernels = plan.kernels_of(files, limits[1]) if sweep.files else ()
+    return tuple(dict.fromkeys((*limits, *kernels)))
 
 
-def naive(scale: str, gpu: bool = False) -> Plan:
-    """The same output tokens with the cache and without it."""
-    base, models = _base(scale, gpu)
+def _rungs(sweep: Sweep) -> tuple[int, ...]:
+    """The depths that were asked for, but for the first and the last; StudyError where there is none to go to."""
+    found = sorted(set(sweep.n_depth) - {0})
+    if not found:
+        raise StudyError("n_depth 0", "is the start of every ladder", "give a depth to go to, such as -p n_depth 4096")
+    return tuple(found[:-1]) or (0,)
+
+
+def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """Flash attention off and on, keys and values in fewer bits, and sliding layers that keep everything.
+
+    `sweep`: other files or depths; a kind of cache that is asked for takes the place of those in fewer bits.
+    """
+    base, files = _base(scale, gpu, sweep)
+    n_ctx = max((*sweep.n_depth, 0)) or COMPARED[scale]
+    base = plan.change(base, n_ctx=n_ctx, way=FEW)
+    asked = "/".join((base.flash_attn, base.type_k, base.type_v))
+    compared = tuple(dict.fromkeys((*CACHES[:2], asked))) if sweep.settings().keys() - {"n_gpu_layers"} else CACHES
+    kinds = [compared] * len(files) if sweep.files else [compared, compared[:2]]
+    cells = [
+        on_file(plan.change(base, **_kind(name)), file)
+        for file, names in zip(files, kinds, strict=False)
+        for name in names
+    ]
+    sliding = [file for file in files if registry.spec(*file[:2]).window] if sweep.files else files[1:2]
+    whole = plan.change(base, way=WHOLE_WINDOW)
+    whole = plan.change(whole, type_k="f16", type_v="f16") if sweep.settings() else whole
+    cells += [on_file(plan.change(whole, flash_attn=flash), file) for file in sliding for flash in ("on", "off")]
+    return _planned("05-memory", scale, tuple(cells), sweep)
+
+
+def _kind(name: str) -> dict[str, str]:
+    """The fields of a kind of cache, "flash/K/V"."""
+    return dict(zip(("flash_attn", "type_k", "type_v"), name.split("/"), strict=True))
+
+
+def naive(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """The same output tokens with the cache and without it. `sweep`: other files or settings."""
+    base, files = _base(scale, gpu, sweep)
     n_prompt, n_gen = LOOP[scale]
     loop = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
-    return _planned("05-naive", scale, tuple(plan.change(loop, model=model) for model in models[:2]))
+    return _planned("05-naive", scale, tuple(on_file(loop, file) for file in files[:2]), sweep)
 
 
 def drift(scale: str, gpu: bool = False) -> Plan:
@@ -137,39 +174,44 @@ def copies(scale: str, gpu: bool = False) -> Plan:
     return replace(_planned("05-copies", scale, tuple(cells.values())), blocks=COPIES_BLOCKS, compared=compared)
 
 
-def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
-    """A base cell, and the models: the hybrid, then what it is compared with, attention of equal bytes first.
+def _base(scale: str, gpu: bool, sweep: Sweep = NOTHING) -> tuple[Depth, tuple[File, ...]]:
+    """A base cell, on the first file, and the files: the hybrid, then what it is compared with, equal bytes first.
 
-    That matched model is invented, so it has no released weights.
+    The matched model of equal bytes is invented, so it has no released weights.
     """
     plan.check_scale(scale)
-    base = Depth(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
-    base = plan.change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    base = plan.change(base, flash_attn="on")
-    return base, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1])
+    files = files_of(scale, sweep, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1]))
+    threads = (*sweep.n_threads, machine.performance_cores())[0]
+    base = on_file(Depth(n_gen=STEPS, n_threads=threads, n_gpu_layers=-1 if gpu else 0, flash_attn="on"), files[0])
+    base = plan.change(base, **sweep.settings())
+    if base.flash_attn == "off" and base.type_v not in WIDE:
+        why = "needs flash attention: llama.cpp computes with values of these types in no other way"
+        raise StudyError(f"type_v {base.type_v}", why, "leave flash_attn away, or give type_v f16")
+    return base, files
 
 
-def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
+def _planned(study: str, scale: str, cells: tuple[Cell, ...], sweep: Sweep = NOTHING) -> Plan:
     for cell in cells:
         check(cell)
-    assert isinstance(cells[0], OnModel)
-    how: dict[str, Any] = {"n_threads": machine.performance_cores(), "n_gpu_layers": cells[0].n_gpu_layers}
+    first, own = cells[0], scale_of(scale, sweep)
+    assert isinstance(first, OnModel)
+    how: dict[str, Any] = {"n_threads": machine.performance_cores(), "n_gpu_layers": first.n_gpu_layers}
     files = dict.fromkeys(file for cell in cells for file in cell.files)
-    gates = tuple(
-        Gate(model=model, scale=scale, dtype=dtype, **plan.gate_tokens(scale), **how) for model, _, dtype in files
-    )
-    anchor = Decode(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], depth=16, n_gen=32, **how)
-    planned = Plan(study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale])
-    return replace(planned, anchors=plan.ANCHORS[scale], workload=f"{__package__}.workload")
+    gate = Gate(**plan.gate_tokens(own), **how)
+    gates = tuple(plan.gate_of(gate, file) for file in files)
+    file = first.files[0] if sweep.files else (MODELS[0], scale, plan.DTYPE[scale])
+    anchor = on_file(Decode(depth=16, n_gen=32, **how), file)
+    planned = Plan(study, own, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[own])
+    return replace(planned, anchors=plan.ANCHORS[own], workload=f"{__package__}.workload")
 
 
 def check(cell: Cell) -> None:
-    """StudyError for a depth above MOST_TOKENS, or one that is not a multiple of four micro-batches."""
+    """StudyError for a depth above MOST_TOKENS, or one of our own that is not a multiple of four micro-batches."""
     if not isinstance(cell, OnModel):
         return
     what, n = f"cell {cell.workload} of {cell.model}", cell.shape[1]
     if n > MOST_TOKENS:
         raise StudyError(what, f"{n} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
-    if isinstance(cell, Depth) and not cell.text and (not n or n % (4 * cell.n_ubatch)):
+    if isinstance(cell, Depth) and not cell.text and not cell.rungs and (not n or n % (4 * cell.n_ubatch)):
         why = f"{n} tokens are not a multiple of four micro-batches of {cell.n_ubatch}"
         raise StudyError(what, why, f"choose a multiple of {4 * cell.n_ubatch}")

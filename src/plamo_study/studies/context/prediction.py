@@ -13,6 +13,7 @@ import pandas as pd
 from plamo_study.analysis import growth, roofline, stats
 from plamo_study.analysis.ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
+from plamo_study.measure.frame import WITH_WINDOW
 from plamo_study.studies.context import analysis
 
 PREDICTED = ["model", "phase", "depth", "flops", "bytes", "bound", "low", "high", "measured", "miss"]
@@ -30,14 +31,15 @@ def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> 
 def against_prediction(rows: pd.DataFrame, timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing.
 
-    Beside it `measured` (s per token); `miss`: 1 inside the band, else times its edge.
+    Beside it `measured` (s per token); `miss`: 1 inside the band, else times its edge. A model whose ceilings were not
+    measured is left out.
     """
     entries, part = [], analysis.part(timed)
     by_phase = {phase: analysis.curves(timed, phase) for phase in analysis.PHASES}
     ceilings = limits(rows, {name: models[name] for curves in by_phase.values() for name in curves})
     for phase, curves in by_phase.items():
         for name, curve in curves.items():
-            for depth in curve.index:
+            for depth in curve.index if name in ceilings else ():
                 found = band(models[name], phase, depth, ceilings[name], part)
                 measured = stats.median(curve.loc[depth].dropna().tolist())
                 off = miss(measured.value, found["low"], found["high"])
@@ -54,7 +56,7 @@ def attention_rates(rows: pd.DataFrame, timed: pd.DataFrame, models: dict[str, M
     """
     entries, part, laws = [], analysis.part(timed), analysis.laws(timed, analysis.knots(models))
     ceilings = limits(rows, {name: models[name] for name in laws["model"]})
-    for law in laws.to_dict("records"):
+    for law in laws[laws["model"].isin(ceilings)].to_dict("records"):
         limit = ceilings[law["model"]]
         near, far = (band(models[law["model"]], law["phase"], depth, limit, part) for depth in (0, part))
         flops, moved = ((far[name] - near[name]) / part for name in ("flops", "bytes"))
@@ -83,6 +85,14 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "depth", "state", "kv", "kv_whole"])
 
 
+def pairs(timed: pd.DataFrame, models: dict[str, Model]) -> list[tuple[str, str]]:
+    """(hybrid, attention) models to compare, by their layers: that of equal bytes first, if any; windowed ones last."""
+    ladders = analysis.curves(timed, "decode")
+    names = sorted(ladders, key=lambda name: ("matched" not in name, WITH_WINDOW in name, name))
+    hybrids = [name for name in names if roofline.layers(models[name])[0]]
+    return [(hybrid, other) for hybrid in hybrids for other in names if other not in hybrids]
+
+
 def meeting_points(timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Depths up to which, or from which, the hybrid needs less by arithmetic, per pair of models and phase.
 
@@ -91,7 +101,7 @@ def meeting_points(timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFram
     needs less right after the first token; the depths are those where this changes, empty if it never does.
     """
     entries = []
-    for hybrid, other in analysis.pairs(timed):
+    for hybrid, other in pairs(timed, models):
         for phase in analysis.PHASES:
             entry: dict[str, Any] = {"hybrid": hybrid, "other": other, "phase": phase}
             own, theirs = models[hybrid], models[other]

@@ -45,9 +45,9 @@ class Timed:
 
 
 def depths(cell: Depth) -> tuple[int, ...]:
-    """Depths of a ladder: 0, one part, doublings up to n_ctx; only first and last for FEW and WHOLE_WINDOW."""
-    if cell.way in (FEW, WHOLE_WINDOW):
-        return (0, cell.n_ctx)
+    """Depths of a ladder: 0, its rungs or else one part and doublings, n_ctx; first and last alone for other ways."""
+    if cell.way in (FEW, WHOLE_WINDOW) or cell.rungs:
+        return tuple(dict.fromkeys((0, *cell.rungs, cell.n_ctx)))
     doubled = [cell.n_ubatch << n for n in range(cell.n_ctx.bit_length())]
     return (0, *(depth for depth in doubled if depth < cell.n_ctx), cell.n_ctx)
 

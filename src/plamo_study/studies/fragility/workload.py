@@ -109,7 +109,8 @@ def log_probabilities(session: Session, chunk: np.ndarray) -> np.ndarray:
 
 def _chunks(cell: Asked, under_way: Scan) -> np.ndarray:
     with under_way.composer.compose(under_way.config) as session:
-        tokens = session.tokenize(texts.planned(cell.text, cell.text_sha256))
+        text = texts.planned(cell.text, cell.text_sha256)
+        tokens = session.tokenize(texts.beginning(text, cell.n_ctx * cell.n_chunks))
         return texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
 
 

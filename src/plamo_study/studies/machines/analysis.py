@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from plamo_study import paths
-from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal
+from plamo_study.measure import journal, recording
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import (
@@ -65,11 +64,11 @@ def _of(
     folders: list[Any], scale: str, device: str = "auto"
 ) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
     for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
-        records = renewed(journal.read(path))
-        facts = frame.facts(records)
+        records, study = renewed(journal.read(path)), path.name.partition(".")[0]
         for rows in by_machine(records).values():
             if own := of_device(rows, device):
-                yield path.name.partition(".")[0], as_released(frame.frame(own, facts)), facts
+                found = recording.of_rows(own, records, study, "recorded", scale)
+                yield study, as_released(found.rows), found.facts
 
 
 def passes(studies: Studies) -> pd.DataFrame:
@@ -157,10 +156,3 @@ def pairs(found: pd.DataFrame) -> pd.DataFrame:
         entries.append(entry)
     sides = [f"{name}_{side}" for side in ("known", "asked") for name in ("took", "roof", "read", "share")]
     return pd.DataFrame(entries, columns=[*PASS, "depth", "known", "asked", *sides])
-
-
-def quotient(took: Estimate, promised: Estimate) -> Estimate:
-    """Measured over promised time of a pass; the interval combines the worst cases of both intervals."""
-    return Estimate(
-        took.value / promised.value, took.low / promised.high, took.high / promised.low, min(took.n, promised.n)
-    )

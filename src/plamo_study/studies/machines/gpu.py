@@ -7,7 +7,7 @@ What Metal's kernels do is read in the locked engine's source; `metal-forecast.t
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -19,9 +19,8 @@ from plamo_study import paths
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
-from plamo_study.analysis.usable import model_names, usable
+from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import unstarred
-from plamo_study.models import casts
 from plamo_study.present import published
 from plamo_study.present.processors import device
 from plamo_study.studies.batch_scaling.analysis import STOCK
@@ -40,12 +39,6 @@ MS = 1e3
 # Metal's kernels, each with its place under llama.cpp/ggml/src
 GROUPS = {2: (2,), 3: (3,), 4: (4,), 5: (5,), 6: (3, 3), 7: (4, 4), 8: (4, 4)}  # ggml-metal/ggml-metal-ops.cpp:2506
 TILE = 32  # columns: ggml-metal/ggml-metal-device.cpp:846; 128 with tensor units (840)
-HEADS = (32, 40, 48, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576)  # ggml-metal/ggml-metal-device.m:1729
-CACHED = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")  # ggml-metal/ggml-metal-device.m:1754
-PLAIN = ("f32", "f16", "bf16")  # types of a cache that need no flash attention
-PACKED = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # laid out anew for an ARM CPU: ggml-cpu/repack.cpp:4974
-OFFLOADED_FROM = 32  # tokens: ggml-metal/ggml-metal-device.m:1285
-METAL, ARM = "Metal", "CPU ARM"  # in the table of casts
 
 
 @dataclass(frozen=True)
@@ -147,21 +140,6 @@ def _has(fact: dict[str, Any], backend: str) -> bool:
     return any(gpu["name"].startswith(backend) for gpu in fact.get("gpus", ()))
 
 
-def gains(board: Board) -> pd.DataFrame:
-    """`gain` of the GPU over all CPU threads and both times, `cpu` and `gpu` (seconds), per model and phase.
-
-    A prompt of OFFLOADED_PROMPT tokens, and the first OFFLOADED_STEPS decode steps.
-    """
-    entries = []
-    for model in model_names(board.asymmetry[board.asymmetry["n_gpu_layers"] != 0]):
-        prompt = (board.prompt(model, OFFLOADED_PROMPT, gpu=gpu) for gpu in (False, True))
-        step = (board.step(model, gpu=gpu) for gpu in (False, True))
-        for phase, (cpu, gpu) in (("prefill", prompt), ("decode", step)):
-            entry: dict[str, Any] = {"model": model, "phase": phase, "gain": paired_ratio(cpu, gpu)}
-            entries.append(entry | {"cpu": stats.median(cpu.tolist()), "gpu": stats.median(gpu.tolist())})
-    return pd.DataFrame(entries, columns=["model", "phase", "cpu", "gpu", "gain"])
-
-
 def foretold(backend: str = "CUDA") -> list[dict[str, Any]]:
     """`key`, `unit`, `low`, `high` and `why` of every forecast; on Metal also what the simplest forecasts say.
 
@@ -228,47 +206,6 @@ def _published(tokens: int) -> dict[int, float]:
     found = published.load("m4-pro-b9596").query("model == 'plamo-3-nict-2b'")
     found = found[found["quantity"] == ("decode" if tokens == 1 else "prefill")]
     return {int(row.n_seq): MS * row.n_seq * tokens / row.value for row in found.itertuples()}
-
-
-def flash_attention(heads: Sequence[int], kinds: Sequence[tuple[str, str]]) -> pd.DataFrame:
-    """What Metal does with a cache: `head` (numbers a head), `keys`, `values` (types), `attention`, and `speed`.
-
-    Metal has a kernel where head size and type are known and both types are one. Without a kernel llama.cpp turns
-    flash attention off where it may choose (llama-context.cpp:550). For quantized values it may not
-    (llama-context.cpp:3840): the scheduler then gives each layer's attention to the CPU, with two more splits a layer.
-    """
-    entries = []
-    for head in heads:
-        for keys, values in kinds:
-            if keys == values and keys in CACHED and head in HEADS:
-                how = "flash attention on the GPU"
-                speed = "usual" if keys in PLAIN else "as F16 or slower: fewer bytes, more arithmetic"
-            elif values in PLAIN:
-                how, speed = "without flash attention, on the GPU", "slower the deeper the context"
-            else:
-                how, speed = "flash attention on the CPU, in every layer", "slower, more so the deeper the context"
-            entries.append({"head": head, "keys": keys, "values": values, "attention": how, "speed": speed})
-    return pd.DataFrame(entries)
-
-
-def without_layers(kinds: Iterable[str]) -> pd.DataFrame:
-    """Where `-ngl 0` computes on a Mac, by `dtype` of the weights, and the largest input that survives it.
-
-    `prompt`: what computes calls of OFFLOADED_FROM tokens or more. `cpu` and `gpu`: the largest input of a matrix in
-    shorter calls, and in a prompt on a GPU that holds all layers; `here`: in a prompt with `-ngl 0`; infinite where
-    the type rounds to nothing narrower than F32's range. llama.cpp gives long calls to the GPU where the weights lie
-    as in the file (ggml-backend.cpp:970); those laid out anew for the CPU do not (repack.cpp:5246 is no host buffer).
-    """
-    entries = []
-    for kind in kinds:
-        limits = {
-            name: getattr(casts.limit(backend, kind), "limit", float("inf"))
-            for name, backend in (("cpu", ARM), ("gpu", METAL))
-        }
-        stays = kind in PACKED
-        entry: dict[str, Any] = {"dtype": kind, "prompt": "CPU" if stays else "GPU"}
-        entries.append(entry | limits | {"here": limits["cpu" if stays else "gpu"]})
-    return pd.DataFrame(entries)
 
 
 def _ms(seconds: pd.Series) -> Estimate:

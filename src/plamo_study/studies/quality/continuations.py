@@ -10,8 +10,8 @@ import numpy as np
 
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import texts
+from plamo_study.studies.quality.plan import PROMPT_LINES
 
-PROMPT_LINES = 8
 PROMPT_TOKENS = 160  # the last ones of longer prompts
 LEAST_TOKENS, LEAST_TIMES = 2, 3  # of a phrase that counts as a repetition
 
@@ -24,7 +24,8 @@ def loops(path: Path, config: SessionConfig, text: bytes) -> list[float]:
     """
     excerpts = texts.excerpts(text, config.n_seq_max, PROMPT_LINES)
     with Session(path, config) as session:
-        prompts = [session.tokenize(excerpt)[:-1][-PROMPT_TOKENS:] for excerpt in excerpts]
+        ends = [texts.ending(excerpt, PROMPT_TOKENS) for excerpt in excerpts]
+        prompts = [session.tokenize(end)[:-1][-PROMPT_TOKENS:] for end in ends]
         return [_period(session, tokens) for tokens in continued(session, prompts, config.n_ctx_seq - PROMPT_TOKENS)]
 
 

@@ -79,9 +79,11 @@ def config(cell: OnModel, n_ctx: int, n_seq: int = 1) -> SessionConfig:
 
 def _chunks(cell: Quality, session: Session, text: bytes) -> tuple[np.ndarray, dict[str, float | bool]]:
     """The chunks, and whether the tokens' bytes add up to the text's, as bits per byte assumes."""
+    text = texts.beginning(text, cell.n_ctx * cell.n_chunks)
     tokens = session.tokenize(text)
     chunks = texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
-    return chunks, {"bytes_add_up": int(session.piece_bytes(tokens).sum()) == len(text)}
+    spelt = tokens[1:] if tokens[0] == session.bos else tokens  # what an engine puts first is not in the text
+    return chunks, {"bytes_add_up": int(session.piece_bytes(spelt).sum()) == len(text)}
 
 
 def _check_vocabularies(opened: dict[str, Session]) -> None:

@@ -1,6 +1,6 @@
-"""Study 04, speed: ratios of two weight types, and what the kernels timed alone promise.
+"""Study 04, speed: what the kernels timed alone promise.
 
-Ratios are paired by block. Promises: each type's matrix product is measured alone, for one column as a rate of bytes
+Each type's matrix product is measured alone, for one column as a rate of bytes
 and for many as a rate of FLOPs, and a file's time is the sum over its types; what kernels explain and bytes do not is
 the price of dequantization. Loss of quality is another study's.
 """
@@ -10,52 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.analysis import stats
 from plamo_study.analysis.ceilings import MATMUL, at, by_type, loaded, main_place, measured, weighty
 from plamo_study.analysis.files import Files
-from plamo_study.analysis.timing import NS, median_sample, paired_ratio
-from plamo_study.analysis.usable import main_rows
 
-Series = dict[tuple[str, str, str], pd.Series]
 Rates = dict[tuple[str, str], pd.Series]
-
-
-def seconds(rows: pd.DataFrame) -> Series:
-    """Seconds by block, by (phase, model, dtype): of a whole prompt, or of a decode step (median of its steps)."""
-    found = main_rows(rows)
-    found = found[found["workload"] == "decode"]
-    alone, together = found[found["n_seq"] == 1], found[found["n_seq"] > 1]
-    series: Series = {}
-    for (model, dtype), group in alone.groupby(["model", "dtype"]):
-        by_block = group.set_index("block")
-        series["prefill", model, dtype] = by_block["prefill_ns"].map(lambda times: pd.Series(times).median()) / NS
-        series["decode", model, dtype] = by_block["samples_ns"].map(median_sample) / NS
-    for (model, dtype), group in together.groupby(["model", "dtype"]):
-        series["batch", model, dtype] = group.set_index("block")["samples_ns"].map(median_sample) / NS
-    return series
-
-
-def ratio(known: Series, phase: str, model: str, dtype: str, over: str) -> stats.Estimate | None:
-    """Speed of `dtype` over that of `over` in a phase, paired by block; None if either was not measured.
-
-    `known`: the `seconds` of the rows.
-    """
-    top, bottom = known.get((phase, model, over)), known.get((phase, model, dtype))
-    return None if top is None or bottom is None else paired_ratio(top, bottom)
-
-
-def asymmetry(rows: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Prefill speed over decode speed by `dtype`, smallest first: columns dtype, n_prompt and `ratio`.
-
-    Per token of a prompt of `n_prompt` tokens and per step of one answer, paired by block.
-    """
-    known, entries = seconds(rows), []
-    n_prompt = int(rows[(rows["workload"] == "decode") & ~rows["anchor"] & (rows["n_seq"] == 1)]["n_prompt"].iloc[0])
-    for phase, name, dtype in known:
-        if (phase, name) == ("decode", model) and ("prefill", model, dtype) in known:
-            ratio = paired_ratio(known[phase, model, dtype], known["prefill", model, dtype] / n_prompt)
-            entries.append({"dtype": dtype, "n_prompt": n_prompt, "ratio": ratio})
-    return pd.DataFrame(entries).sort_values("ratio", key=lambda found: found.map(lambda each: each.value))
 
 
 def kernel_seconds(rows: pd.DataFrame, known: Files) -> pd.DataFrame:

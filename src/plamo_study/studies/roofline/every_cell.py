@@ -28,6 +28,18 @@ Known = Mapping[str, Mapping[int, float]]  # tensor type -> number of columns ->
 TIMED = ("prefill", "decode", "depth", "naive")
 KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads",
        "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label"]  # fmt: skip
+NUMBERS = ["tokens", "depth", "n_seq", "n_threads", "flops", "bytes", "intensity", "compute", "read", "low", "high",
+           "miss", "miss_usual", "miss_known", "miss_kernel", "share", "share_fastest"]  # fmt: skip
+CELL_COLUMNS = [
+    *KEY,
+    "n",
+    "chip",
+    "phase",
+    "bound",
+    "measured",
+    "by_kernel",
+    *(each for each in NUMBERS if each not in KEY),
+]
 MAMBA = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
 SPAN = 4  # between measured numbers of columns at most this many times apart, times are interpolated
 NS = 1e9
@@ -72,19 +84,19 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> tuple[pd.DataFr
     (estimate, s), the misses of STEPS, `by_kernel` (whether the last refinement applies), `share` (of the roof of its
     own kernels) and `share_fastest` (of the roof of the fastest matrix kernel measured there). Ceilings are its own
     study's, else those of all studies on that machine. A pass whose ceilings no study measured on its machine is left
-    out; their number comes second. Raises StudyError where that leaves none.
+    out; their number comes second.
     """
-    entries, lacking = [], []
+    entries, lacking = [], 0
     for name, facts, cell, model, timed, limits in _held(studies):
         if isinstance(limits, StudyError):
-            lacking.append(limits)
+            lacking += 1
             continue
         entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
         entry["n_seq"] = timed.n_seq
         entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits))
-    if lacking and not entries:
-        raise lacking[0]
-    return pd.DataFrame(entries), len(lacking)
+    if not entries:
+        return pd.DataFrame(columns=["study", *CELL_COLUMNS]).astype(dict.fromkeys(NUMBERS, float)), lacking
+    return pd.DataFrame(entries), lacking
 
 
 def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:

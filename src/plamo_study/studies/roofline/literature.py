@@ -109,7 +109,7 @@ def kernels(measured: Mapping[Kernel, Rate], peaks: Mapping[str, Peak]) -> pd.Da
         entry |= {"of_fastest": rate.best / ordered[0][1].best}
         entry |= {"of_peak": rate.best / found.value if found.value else None}
         entries.append(entry | {"at_least": rate.best / found.most if found.most else None})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["name", "best", "usual", "why", "of_fastest", "of_peak", "at_least"])
 
 
 def nominal(parameters: float, size: float) -> Model:
@@ -289,19 +289,3 @@ def verdict(kind: str, printed: float | None, ours: float) -> str:
         if reached <= 1 + AGREE
         else f"impossible: {reached:.2g} times the limit"
     )
-
-
-def batch_curve(printed: Mapping[str, Any], part: Mapping[str, Any], sequences: Sequence[int]) -> pd.DataFrame:
-    """Decode of the 70B model by batch: t/s by weights alone, by compute alone, and with a cache of `DEPTH` tokens.
-
-    Columns sequences, `weights`, `compute`, `cache` (all upper bounds, FP16), and `needed`: parts to hold it all.
-    """
-    geometry, rows = printed["model"]["70B"], []
-    model = dense(geometry, SIZE["F16"])
-    for n in sequences:
-        plain, real = (Case({"sequences": n}, part, geometry, real=real) for real in (False, True))
-        kept = roofline.kv_bytes_per_token(model) * geometry["layers"] * DEPTH * n
-        needed = (sum(tensor["n_bytes"] for tensor in model["tensors"].values()) + kept) / part["memory"]
-        entry = {"sequences": n, "weights": n / plain.band().memory, "compute": plain.weights_per_second}
-        rows.append(entry | {"cache": n / real.band().low, "needed": needed})
-    return pd.DataFrame(rows)

@@ -13,7 +13,7 @@ from itertools import product
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, server
 from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.cells import File, Traffic
+from plamo_study.measure.cells import Cell, File, Traffic
 from plamo_study.measure.plan import (
     MODELS,
     Plan,
@@ -69,7 +69,8 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     for file in files:
         for rank, cell in _of_file(on_file(base, file), file == files[0], sweep):
             ranked.setdefault(cell, rank)  # on one core a server's parts are the same cells
-    planned = with_gates("10-scheduling", own, tuple(sorted(ranked, key=ranked.__getitem__)), exact_cache=False)
+    cells: tuple[Cell, ...] = tuple(cell for cell, _ in sorted(ranked.items(), key=lambda each: each[1]))
+    planned = with_gates("10-scheduling", own, cells, exact_cache=False)
     needed = sum(rank <= (own in ("shape", "weights")) for rank in ranked.values())
     return replace(
         planned, needed=needed, blocks=BLOCKS[own], extra_blocks=1, time_limit_s=PATIENCE * planned.time_limit_s,

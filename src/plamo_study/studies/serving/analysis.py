@@ -1,68 +1,54 @@
-"""Effects of load on requests and answers, and the location of a server's knee: frames in, estimates out."""
+"""What load does to answers, and what other tools' clients count: frames in, estimates out."""
 
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, stats
-from plamo_study.analysis.usable import usable
-from plamo_study.measure.tolerance import near_tie
-from plamo_study.studies.serving import metrics
-from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES, SLOTS
+from plamo_study.analysis.estimates import names_of
+from plamo_study.studies.serving.plan import SLOTS
 from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run
 
-SERVED = ["model", "build", "server", "n_seq", "n_clients"]
+COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "failed", "servers", "died", "how"]
+COUNTS += ["said"]
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
 
 
-def requests(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per request of every load: `model`, `build`, `server`, `n_seq` slots, `n_clients` at a time (0: open
-    loop), and `key`, the server that was asked.
+def under_load(asked: pd.DataFrame) -> pd.DataFrame:
+    """What became of the answers of several users at once, by file, build and server, as `counted` counts them.
 
-    `parts`: first token that differs from the answer to the same prompt alone (-1: none); a broken-off answer is
-    compared as far as it goes. `gap`: the likeliest token's lead over the next one there, in nats (-1: unknown).
-    `begun`: whether any token came. `failure`: why the answer is missing or incomplete; `reached`: whether the
-    request reached a server.
+    Every page, README and the reports quote this one count. `asked`: a frame of `measurements.answers`.
     """
-    found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
-    names = ["model", "build", "server", "n_seq", "n_clients", "key"]
-    lines = [
-        {name: getattr(row, name) for name in names}
-        | {"parts": int(token), "gap": gap, "begun": bool(request.token_ns), "failure": request.failure}
-        for row in found.itertuples()
-        for request, token, gap in zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
-    ]
-    told = pd.DataFrame(lines, columns=[*names, "parts", "gap", "begun", "failure"])
-    return told.assign(reached=~told["failure"].astype(str).str.startswith("ConnectError"))
+    return counted(asked[asked["n_clients"] > 1], "model file build server")
 
 
-def answers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, build, server and concurrency: `runs`, `answers`, and how many `differ` from the same prompt alone.
+def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
+    """Answers by what became of them, one line a group of `by`; the unit is the prompt.
 
-    `near_ties` among those; `failed` requests; `died`: servers that crashed, with their signals (`how`) and assertions
-    (`said`). Answers that broke off are compared as far as they go.
+    `prompts`: distinct ones that got an answer, and `prompts_changed`: those of them whose answer changed at least
+    once; `share`: the latter's share with its exact interval. `answers`: requests of which a token came, `changed` and
+    `near_ties` of them; an answer that broke off is compared as far as it goes. `failed` requests; `servers`, and how
+    many `died`, with their signals (`how`) and an assertion (`said`).
     """
-    found, entries = requests(rows), []
-    found["apart"] = found["parts"] >= 0
-    found["tie"] = found["apart"] & near_tie(found["gap"])
-    for key, group in found.groupby(SERVED, sort=True):
+    names, entries = names_of(by), []
+    for key, group in asked.groupby(names, sort=True):
+        came = group[group["begun"]]
+        entry = dict(zip(names, key, strict=True)) | {"prompts": len(came.groupby(["n_prompt", "prompt"]))}
+        entry["prompts_changed"] = len(came[came["answer"] == "changed"].groupby(["n_prompt", "prompt"]))
+        entry |= {"share": clustered.rate(entry["prompts_changed"], entry["prompts"]), "answers": len(came)}
+        entry |= {"changed": int((came["answer"] == "changed").sum())}
+        entry |= {"near_ties": int((came["answer"] == "near-tie").sum()), "failed": int((group["failure"] != "").sum())}
         ended = [deaths(of["failure"]) for _, of in group.groupby("key", sort=False)]
         dead = [end for end in ended if end]
-        entry: dict[str, Any] = dict(zip(SERVED, key, strict=True)) | {"runs": len(ended)}
-        entry |= {"answers": int(group["begun"].sum()), "differ": int(group["apart"].sum())}
-        entry |= {"near_ties": int(group["tie"].sum()), "failed": int(group["failure"].ne("").sum())}
-        entry |= {"died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
+        entry |= {"servers": len(ended), "died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
         entries.append(entry | {"said": next((end[1] for end in dead if end[1]), "")})
-    names = [*SERVED, "runs", "answers", "differ", "near_ties", "failed", "died", "how", "said"]
-    return pd.DataFrame(entries, columns=names)
+    return pd.DataFrame(entries, columns=[*names, *COUNTS])
 
 
 def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
@@ -71,70 +57,6 @@ def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
         if found := ENDED.search(failure):
             return found[1], found[2] or ""
     return None
-
-
-def knees(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per server whose knee was searched: `model`, `build`, `block`, `n` (requests at each rate tried), `met`
-    and `failed`: the highest requested rate that met the objectives and the lowest that did not (bisection keeps them
-    in this order); `goodput`: requests a second that met the objectives at the rate `met`.
-    """
-    entries = []
-    for row in _sought(rows).itertuples():
-        met, failed = bracket(row.series["rates"], row.series["met"])
-        entry = {"model": row.model, "build": row.build, "block": row.block, "n": row.n_requests}
-        kept = metrics.goodput(row.requests, OBJECTIVES[row.scale])
-        entries.append(entry | {"met": met, "failed": failed, "goodput": kept})
-    return pd.DataFrame(entries, columns=["model", "build", "block", "n", "met", "failed", "goodput"])
-
-
-def bracket(rates: Sequence[float], met: Sequence[float]) -> tuple[float, float]:
-    """Highest requested rate that met the objectives and lowest that did not (1/s); NaN if there is none."""
-    nan = float("nan")
-    good = [rate for rate, share in zip(rates, met, strict=True) if share >= ENOUGH]
-    bad = [rate for rate, share in zip(rates, met, strict=True) if share < ENOUGH]
-    return max(good, default=nan), min(bad, default=nan)
-
-
-def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per model and build: `knee`, the rate (1/s) at which ENOUGH of the requests should meet the objectives.
-
-    Estimated from all loads of all `servers`, `n` requests each. The interval is NaN where servers shared their
-    arrivals, as in recordings without a seed per search: the luck of that one draw is in all of them.
-    """
-    entries = []
-    for (model, build), group in _sought(rows).groupby(["model", "build"]):
-        tried = [
-            (rate, share, number)
-            for number, row in enumerate(group.itertuples())
-            for rate, share in zip(row.series["rates"], row.series["met"], strict=True)
-        ]
-        rates, shares, servers = zip(*tried, strict=True)
-        n = int(group["n_requests"].iloc[0])
-        found = stats.threshold(rates, shares, servers, ENOUGH, n)
-        seeds = [seed for series in group["series"] for seed in series.get("seed", [])]
-        if len(set(seeds)) < len(group):
-            found = replace(found, low=math.nan, high=math.nan)
-        entries.append({"model": model, "build": build, "n": n, "servers": len(group), "knee": found})
-    return pd.DataFrame(entries, columns=["model", "build", "n", "servers", "knee"])
-
-
-def _sought(rows: pd.DataFrame) -> pd.DataFrame:
-    found = usable(rows)
-    found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
-    return found.sort_values(["model", "build", "block"])
-
-
-def tools(rows: pd.DataFrame) -> pd.DataFrame:
-    """One cell's loads as four tools would report them: `tool`, `ttft`, `itl`, `tpot` (s), medians over servers."""
-    told = [metrics.by_tool(requests) for requests in rows["requests"]]
-    entries = []
-    for tool in told[0] if told else ():
-        entry: dict[str, Any] = {"tool": tool}
-        for name in ("ttft", "itl", "tpot"):
-            values = [each[tool][name] for each in told if each[tool][name] == each[tool][name]]
-            entry[name] = median(values) if values else float("nan")
-        entries.append(entry)
-    return pd.DataFrame(entries, columns=["tool", "ttft", "itl", "tpot"])
 
 
 def compared(found: Beside) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Latency and throughput of a load from the times of its requests, as this project and other tools define them.
+"""Latency and throughput of a load, and what became of its answers, from the requests of a row.
 
 TTFT: from when a request was due to its first token. TPOT: (last token - first token) / (tokens - 1), of one request.
 ITL: one gap between two tokens of one request. Throughput: answered tokens a second, from the first request due to the
@@ -12,14 +12,32 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.measure.rows import Request
-from plamo_study.studies.serving.plan import Objectives
+from plamo_study.measure.tolerance import near_tie
+from plamo_study.studies.serving.plan import DISTINCT, OBJECTIVES, Objectives
 
 NAN = float("nan")
 MS = 1e3
+OF_ROW = ["model", "dtype", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "key"]
+OF_REQUEST = [
+    "answer",
+    "parts",
+    "gap",
+    "begun",
+    "failure",
+    "reached",
+    "due",
+    "sent",
+    "first",
+    "last",
+    "ended",
+    "tokens",
+]
+OF_REQUEST += ["gaps"]
 
 
 def of_load(requests: Sequence[Request]) -> dict[str, float]:
@@ -68,29 +86,34 @@ def goodput(requests: Sequence[Request], objectives: Objectives) -> float:
     return len(kept) / span(answered) if answered else NAN
 
 
-def by_tool(requests: Sequence[Request]) -> dict[str, dict[str, float]]:
-    """The same load as four tools would report it: means of `ttft`, `itl` and `tpot` in seconds, by tool.
+def answers(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line a request of every load, as `measurements.answers` describes it."""
+    found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
+    lines = [
+        {name: getattr(row, name) for name in OF_ROW} | _answer(request, int(token), gap) | {"prompt": n % DISTINCT}
+        for row in found.itertuples()
+        for n, (request, token, gap) in enumerate(
+            zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
+        )
+    ]
+    told = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST])
+    return told.assign(file=told["model"] + " " + told["dtype"])
 
-    Ours and MLPerf's TTFT counts from when a request was due, the others' from when it was sent. ITL: ours every gap
-    between tokens, vLLM's the gaps between chunks, pooled, AIPerf's (whole - TTFT) / (n - 1) of each request.
-    """
-    answered = [request for request in requests if not request.failure and len(request.token_ns) > 1]
-    due = [(r.token_ns[0] - r.arrived_ns) / NS for r in answered]
-    sent = [(r.token_ns[0] - r.sent_ns) / NS for r in answered]
-    gaps = [gap for r in answered for gap in _gaps(r)]
-    chunks = [gap for r in answered for gap in _gaps(r) if gap > 0]
-    per_token = [tpot(r) for r in answered]
-    to_end = [(r.ended_ns - r.token_ns[0]) / (len(r.token_ns) - 1) / NS for r in answered]
+
+def _answer(request: Request, token: int, gap: float) -> dict[str, Any]:
+    """What became of a request: `token` and `gap` as in a row's series."""
+    parts = token >= 0
+    answer = "lost" if request.failure else "as alone"
+    if parts:
+        answer = "near-tie" if near_tie(gap) else "changed"
+    stamps = request.token_ns
     return {
-        "ours": {"ttft": _mean(due), "itl": _mean(gaps), "tpot": _mean(per_token)},
-        "vLLM": {"ttft": _mean(sent), "itl": _mean(chunks), "tpot": _mean(to_end)},
-        "AIPerf": {"ttft": _mean(sent), "itl": _mean(per_token), "tpot": NAN},
-        "MLPerf": {"ttft": _mean(due), "itl": NAN, "tpot": _mean(per_token)},
-    }
-
-
-def _mean(values: Sequence[Any]) -> float:
-    return float(np.mean(values)) if values else NAN
+        "answer": answer, "parts": token, "gap": gap, "begun": bool(stamps), "failure": request.failure,
+        "reached": not request.failure.startswith("ConnectError"),
+        "due": request.arrived_ns / NS, "sent": request.sent_ns / NS,
+        "first": stamps[0] / NS if stamps else NAN, "last": stamps[-1] / NS if stamps else NAN,
+        "ended": request.ended_ns / NS, "tokens": len(stamps), "gaps": np.array(_gaps(request)),
+    }  # fmt: skip
 
 
 def measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
@@ -116,8 +139,23 @@ def measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarr
     switches, tokens = series.get("switches", [0.0])[0], n_gen.sum()
     late = series["lag"][1] / told["itl"]
     others = {"largest": ("s", told["largest"]), "throughput": ("tokens/s", told["throughput"]), "late": ("", late)}
+    if not row["n_clients"]:
+        yield from _open_loop(row)
     others["wakes"] = ("", switches / tokens if switches and tokens else NAN)
     others["binds"] = ("", float(row["checks"]["client_binds"]))
     for name, (unit, value) in others.items():
         if value == value:
             yield name, unit, value, np.array([value])
+
+
+def _open_loop(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
+    """The rates (1/s) of a load that came at random times, and the share of each that met the objectives."""
+    requests, objectives, series = row["requests"], OBJECTIVES[row["scale"]], row["series"]
+    kept = sum(objectives.met(r.arrived_ns, r.token_ns, r.failure) for r in requests)
+    rates = np.array(series.get("rates", [row["per_second"]]))
+    shares = np.array(series.get("met", [kept / len(requests)]))
+    yield "rate", "1/s", float(np.median(rates)), rates
+    yield "met", "", float(np.median(shares)), shares
+    goodput_of = goodput(requests, objectives)
+    if goodput_of == goodput_of:
+        yield "goodput", "1/s", goodput_of, np.array([goodput_of])

@@ -13,6 +13,7 @@ HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
 OURS, AIPERF = "our client", "AIPerf"
 SOAKED, CROWDED = "python tools/servers.py soak", "python tools/servers.py crowd"
+HELD_UP = f"{SOAKED} --minutes 6 --hold 30"
 INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then python tools/servers.py beside aip/bin/aiperf"
 CROWD, BESIDE, PROBED = "11-crowd.mini.json", "11-beside.{}.json", "11-probed.json"
 

@@ -23,8 +23,8 @@ from plamo_study.measure.server import Server, Setup
 from plamo_study.studies.serving import client, load, plan, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.plan import DISTINCT
 
-DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ROOM = 64  # tokens of a slot beside prompt and answer
 FLOOR = 20  # empty requests that time HTTP alone
 
@@ -39,7 +39,7 @@ class Done:
     ended: str
     steps: list[tuple[float, float, float]]  # of the search for the knee: rate, share that met the objectives, lag
     switches: int = 0  # times that the server's threads were scheduled under the load; 0 where not counted
-    seed: int = 0  # of the arrivals of that search
+    seed: int = 0  # of arrivals at random times
 
 
 def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -50,7 +50,8 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     "answer_ms" by llama-server's, "differs" the first token that differs from the answer alone (-1: none), "gap"
     the likeliest token's lead there (nats). "lag" (s): the client's median, 95th percentile and maximum.
     "floor" (s): empty requests. "switches": times that the server's threads were
-    scheduled. "rates", "met", "late": the steps of the knee search; "seed": of its arrivals.
+    scheduled. "rates", "met", "late": the steps of the knee search; "seed": of arrivals at random times,
+    drawn anew for every server: they would share the luck of one draw.
     """
     asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
     stage("start")
@@ -114,13 +115,14 @@ async def _loaded(
         seed = 0
         before = machine.timeslices(running.process.pid)
         with watch.timed(running.process.pid):
-            if cell.pattern == "knee":
+            if not cell.n_clients:
                 seed = secrets.randbits(32)
+            if cell.pattern == "knee":
                 loaded, steps = await load.sought(web, target, requests, cell, median(map(_seconds, alone)), seed)
             elif cell.n_clients:
                 loaded = await load.closed(web, target, requests, cell.n_clients)
             else:
-                due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, cell.seed)
+                due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, seed)
                 loaded = await load.opened(web, target, requests, due)
         switches = max(machine.timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
         ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
@@ -169,6 +171,7 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
     }
     if done.steps:
         series |= {name: [step[i] for step in done.steps] for i, name in enumerate(("rates", "met", "late"))}
+    if done.seed:
         series["seed"] = [float(done.seed)]
     return Measured(
         samples_ns=[[answer.ended_ns - answer.due_ns for answer in answers if not answer.failure]],

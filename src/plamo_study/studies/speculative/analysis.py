@@ -20,11 +20,24 @@ from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.speculative.plan import TERMS
 
-CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
+CELL = [
+    "model",
+    "dtype",
+    "file",
+    "n_prompt",
+    "n_seq",
+    "n_draft",
+    "how",
+    "label",
+    "accepts",
+    "text",
+    "draft",
+    "draft_dtype",
+]
 CELL += ["temperature"]
 PROCESS = ["build", "block", "machine", "verdict", "key"]
-OF_LENGTHS = ["build", "model", "n_prompt", "n_seq", "how"]
-SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
+OF_LENGTHS = ["build", "model", "file", "n_prompt", "n_seq", "how"]
+SPEED = ["build", "model", "file", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 LAW = 0.10  # largest relative error of a round's predicted sum
 NATIVE, PART = "tokens removed", "part put back"
@@ -42,8 +55,14 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     for row in found.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
         tokens, drafted, plain = float(row.checks["tokens"]), sum(row.series["drafted"]), row.series["plain ns"]
-        entry = {name: getattr(row, name) for name in (*CELL, *PROCESS) if name != "how"}
-        entry |= {"how": _how(row), "tokens": tokens, "seconds": sum(rounds), "rate": tokens / sum(rounds)}
+        entry = {name: getattr(row, name) for name in (*CELL, *PROCESS) if name not in ("file", "how")}
+        entry |= {
+            "file": f"{row.model} {row.dtype}",
+            "how": _how(row),
+            "tokens": tokens,
+            "seconds": sum(rounds),
+            "rate": tokens / sum(rounds),
+        }
         entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
         entry |= {"plain": median(plain) / NS, "plain_rate": row.n_seq * len(plain) * NS / sum(plain)}
         entries.append(entry | {"series": row.series, "checks": row.checks})

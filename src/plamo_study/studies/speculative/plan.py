@@ -8,9 +8,23 @@ drafters is a separate study: with random weights no text means anything.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from plamo_study.errors import StudyError
 from plamo_study.measure import machine, texts
-from plamo_study.measure.cells import Speculate
-from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
+from plamo_study.measure.asked import NOTHING, Sweep
+from plamo_study.measure.cells import File, Speculate
+from plamo_study.measure.plan import (
+    DTYPE,
+    MODELS,
+    Plan,
+    change,
+    check_scale,
+    files_of,
+    fits,
+    on_file,
+    scale_of,
+    with_gates,
+)
+from plamo_study.models import registry
 
 WORKLOAD = f"{__package__}.workload"
 HYBRID, ATTENTION = MODELS
@@ -24,7 +38,7 @@ RATES = (0.5, 0.7, 0.9)  # acceptances measured directly
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)  # sequences
 GENERATED = 64
-BLOCKS = {"mini": 3, "shape": 4, "weights": 5}
+BLOCKS = {"mini": 3, "shape": 4, "weights": 5, "file": 4}
 TEXT, PROSE = "python-heldout", "english-heldout"
 PROMPTS = 4  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -32,27 +46,35 @@ BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes 
 ROUGH, ROUGHER = "Q4_0", "Q2_K"  # the target's own weights in fewer bits, as drafters
 
 
-def speculative(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 08: both models; the hybrid's drafts also on a build that can remove tokens from its state."""
+def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """Notebook 08: drafts without cost on every model; the hybrid's also on a build that removes tokens from its state.
+
+    `sweep`: other files, lengths of drafts, acceptances, threads or layers. One of the lengths takes all other
+    measurements: USUAL where it is among them, else the first.
+    """
     check_scale(scale)
-    models = [_base(scale, gpu, model) for model in MODELS]
-    first = [cell for base in models for cell in (_even(base, USUAL), change(base, accepts=0.7))]
-    first += [change(_even(models[0], USUAL), way="full")]
-    costs = [_even(base, k) for base in models for k in DRAFTS]
-    costs += [change(base, accepts=rate) for base in models for rate in RATES]
-    costs += [_batched(base, n) for base in models for n in BATCHES]
-    costs += [_deep(base) for base in models if scale != "mini"]  # the embedded models are too small for it to matter
-    rest = [change(models[0], accepts=rate, way="joined") for rate in RATES]
-    adapts = [change(base, drafter="adapts", n_draft=DRAFTS[-1]) for base in models]
-    rest += [change(each, accepts=rate) for each in adapts for rate in (RATES[0], RATES[-1])]
-    planned = _planned("08-speculative", scale, [*first, *costs, *rest], len(dict.fromkeys(first)))
+    bases = [_base(scale, gpu, file, sweep) for file in files_of(scale, sweep)]
+    states = [base for base in bases if _keeps_a_state(base)]
+    lengths, rates = sweep.n_draft or DRAFTS, sweep.acceptance or RATES
+    direct = RATES[1] if RATES[1] in rates else rates[0]
+    first = [cell for base in bases for cell in (_even(base, base.n_draft), change(base, accepts=direct))]
+    first += [change(_even(base, base.n_draft), way="full") for base in states]
+    costs = [_even(base, k) for base in bases for k in lengths]
+    costs += [change(base, accepts=rate) for base in bases for rate in rates]
+    costs += [_batched(base, n) for base in bases for n in BATCHES]
+    costs += [_deep(base) for base in bases if scale != "mini"]  # the embedded models are too small for it to matter
+    rest = [change(base, accepts=rate, way="joined") for base in states for rate in rates]
+    adapts = [change(base, drafter="adapts", n_draft=max(lengths)) for base in bases]
+    rest += [change(each, accepts=rate) for each in adapts for rate in dict.fromkeys((rates[0], rates[-1]))]
+    cells = [*first, *(cell for cell in (*costs, *rest) if not sweep.files or fits(cell))]
+    planned = _planned("08-speculative", scale_of(scale, sweep), cells, len(dict.fromkeys(first)))
     return replace(planned, compared=tuple(dict.fromkeys(cell for cell in costs if cell.model == HYBRID)))
 
 
 def several(scale: str, gpu: bool = False) -> Plan:
     """Notebook 12: every short draft with one and with several sequences, to compare levers like for like."""
     check_scale(scale)
-    models = [_base(scale, gpu, model) for model in MODELS]
+    models = [_base(scale, gpu, (model, scale, DTYPE[scale])) for model in MODELS]
     short = [change(base, n_gen=base.n_gen // 2) for base in models]
     cells = [
         change(_even(base, k), n_seq=n, n_gen=base.n_gen if n < BATCHES[-1] else base.n_gen // 2)
@@ -65,20 +87,62 @@ def several(scale: str, gpu: bool = False) -> Plan:
     return replace(planned, compared=compared, blocks=5)
 
 
-def drafters(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 08: real drafters on real text, and the bindings' own loop."""
+def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """Notebook 08: real drafters on real text, and the bindings' own loop.
+
+    `sweep`: other files and a model that drafts for them, lengths of drafts, threads or layers.
+    """
     check_scale(scale)
-    models = [_base(scale, gpu, model) for model in MODELS]
-    first = [cell for base in models for cell in _usual_on_text(base, scale)]
+    bases = [_base(scale, gpu, file, sweep) for file in files_of(scale, sweep)]
+    if sweep.files:
+        return _drafters_of_files(bases, sweep)
+    first = [cell for base in bases for cell in _usual_on_text(base, scale)]
     if scale == "mini":
-        first += [change(base, accepts=RATES[0], way="binding", n_gen=BINDING) for base in models]
-    rest = [cell for base in models for cell in _on_text(base, scale)]
+        first += [change(base, accepts=RATES[0], way="binding", n_gen=BINDING) for base in bases]
+    rest = [cell for base in bases for cell in _on_text(base, scale)]
+    rest += [change(cell, n_draft=k) for k in sweep.n_draft for base in bases for cell in _usual_on_text(base, scale)]
     return _planned("08-drafters", scale, [*first, *rest], len(first))
 
 
-def _base(scale: str, gpu: bool, model: str) -> Speculate:
-    base = Speculate(model=model, scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=GENERATED, n_draft=USUAL)
-    return change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+def _drafters_of_files(bases: list[Speculate], sweep: Sweep) -> Plan:
+    """N-grams and the model that was given, on code and on prose, greedily and at a temperature."""
+    for base in bases:
+        for draft in sweep.draft_file:
+            _check_vocabulary(base, draft)
+
+    def of(base: Speculate, text: str, **changes: float) -> Iterator[Speculate]:
+        own = change(_text(base, text), **changes)
+        yield change(own, drafter="lookup")
+        for name, _, dtype in sweep.draft_file:
+            yield change(own, drafter="model", draft=name, draft_dtype=dtype)
+
+    first = [cell for base in bases for cell in of(base, TEXT)]
+    rest = [cell for k in sweep.n_draft or (DRAFTS[-1],) for base in bases for cell in of(base, TEXT, n_draft=k)]
+    rest += [cell for base in bases for cell in of(base, PROSE)]
+    rest += [cell for base in bases for cell in of(base, TEXT, temperature=TEMPERATURES[1])]
+    return _planned("08-drafters", registry.GIVEN, [*first, *rest], len(first))
+
+
+def _check_vocabulary(base: Speculate, draft: File) -> None:
+    """StudyError where a file that drafts has another number of tokens than its target; a worker compares the texts."""
+    own, other = (registry.spec(name, registry.GIVEN).vocab for name in (base.model, draft[0]))
+    if own != other:
+        why = f"has {other:,} tokens, and {base.model} has {own:,}: a drafted token would mean another text"
+        raise StudyError(f"draft_file {draft[0]}", why, "draft with a model of the target's vocabulary")
+
+
+def _keeps_a_state(base: Speculate) -> bool:
+    """Whether a model has a recurrent state, which wrong tokens overwrite."""
+    return registry.spec(base.model, base.scale).d_state > 0
+
+
+def _base(scale: str, gpu: bool, file: File, sweep: Sweep = NOTHING) -> Speculate:
+    """A draft of the usual length on a file, or of the first length asked for."""
+    usual = USUAL if not sweep.n_draft or USUAL in sweep.n_draft else sweep.n_draft[0]
+    base = Speculate(depth=DEPTH, n_gen=GENERATED, n_draft=usual)
+    n_threads = (*sweep.n_threads, machine.performance_cores())[0]
+    base = change(base, n_threads=n_threads, n_gpu_layers=-1 if gpu else 0)
+    return on_file(change(base, **sweep.settings()), file)
 
 
 def _even(base: Speculate, k: int) -> Speculate:
@@ -86,11 +150,11 @@ def _even(base: Speculate, k: int) -> Speculate:
 
 
 def _batched(base: Speculate, n_seq: int) -> Speculate:
-    return change(_even(base, USUAL), n_seq=n_seq, n_gen=base.n_gen // 2)
+    return change(_even(base, base.n_draft), n_seq=n_seq, n_gen=base.n_gen // 2)
 
 
 def _deep(base: Speculate) -> Speculate:
-    return change(_even(base, USUAL), depth=DEEP - 2 * base.n_gen, n_gen=base.n_gen // 2)
+    return change(_even(base, base.n_draft), depth=DEEP - 2 * base.n_gen, n_gen=base.n_gen // 2)
 
 
 def _text(base: Speculate, name: str) -> Speculate:
@@ -126,6 +190,28 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
         yield change(by_model, model=LARGER, draft=HYBRID, draft_dtype=base.dtype)
 
 
+def check(cell: Speculate) -> None:
+    """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
+    what = f"a draft of {cell.n_draft} tokens"
+    if cell.n_draft < 0 or not 0 <= cell.accepts <= 1:
+        raise StudyError(
+            what, f"accepted at a rate of {cell.accepts} means nothing", "0 tokens or more, a rate in 0..1"
+        )
+    if (cell.n_draft + 1) * cell.n_seq > cell.n_batch:
+        why = f"and the token before it make {cell.n_seq} times {cell.n_draft + 1}, a call holds {cell.n_batch}"
+        raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
+    if cell.n_draft > cell.depth + cell.n_gen:
+        raise StudyError(what, f"is longer than the context of {cell.depth + cell.n_gen} tokens", "draft fewer tokens")
+    if cell.n_seq > 1 and (cell.way == "joined" or cell.drafter == "model"):
+        raise StudyError(what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1")
+    if cell.temperature and cell.drafter not in ("lookup", "model") and cell.n_draft:
+        raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
+    if (cell.drafter == "model") != bool(cell.draft):
+        raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
+
+
 def _planned(study: str, scale: str, cells: list[Speculate], needed: int) -> Plan:
+    for cell in cells:
+        check(cell)
     planned = with_gates(study, scale, tuple(dict.fromkeys(cells)), exact_cache=False)
     return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=WORKLOAD)

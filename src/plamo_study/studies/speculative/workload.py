@@ -13,14 +13,13 @@ import numpy as np
 
 from plamo_study.engine import bindings, library
 from plamo_study.engine.session import Session
-from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, texts, watch
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.plan import change
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
-from plamo_study.studies.speculative import drafters
+from plamo_study.studies.speculative import drafters, plan
 from plamo_study.studies.speculative.drafters import Draft
 from plamo_study.studies.speculative.loop import Loop, Reference, Times, clock
 from plamo_study.studies.speculative.plan import BOTH_MOVE, TERMS
@@ -37,26 +36,6 @@ def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig
     return sessions.config(cell, room, n_seq_max=n_seq, n_rs_seq=n_rs_seq, swa_full=True)
 
 
-def check(cell: Speculate) -> None:
-    """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
-    what = f"a draft of {cell.n_draft} tokens"
-    if cell.n_draft < 0 or not 0 <= cell.accepts <= 1:
-        raise StudyError(
-            what, f"accepted at a rate of {cell.accepts} means nothing", "0 tokens or more, a rate in 0..1"
-        )
-    if (cell.n_draft + 1) * cell.n_seq > cell.n_batch:
-        why = f"and the token before it make {cell.n_seq} times {cell.n_draft + 1}, a call holds {cell.n_batch}"
-        raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
-    if cell.n_draft > cell.depth + cell.n_gen:
-        raise StudyError(what, f"is longer than the context of {cell.depth + cell.n_gen} tokens", "draft fewer tokens")
-    if cell.n_seq > 1 and (cell.way == "joined" or cell.drafter == "model"):
-        raise StudyError(what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1")
-    if cell.temperature and cell.drafter not in ("lookup", "model") and cell.n_draft:
-        raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
-    if (cell.drafter == "model") != bool(cell.draft):
-        raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
-
-
 def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Measure one cell. `samples_ns`: a list per prompt with the total of each round's terms.
 
@@ -66,7 +45,7 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
     their parts, "columns" and "column ns" (tokens and time of calls, equal lengths in a row), "fresh ns" (the same,
     lengths in turn), "save ns" and "restore ns".
     """
-    check(cell)
+    plan.check(cell)
     if cell.way == "binding":
         return _by_binding(cell, path, stage)
     log: list[str] = []

@@ -75,10 +75,11 @@ def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
 
     `bound`: the nearer ceiling by arithmetic, "memory" or "compute"; `of_ceiling`: the time it allows over the time
     taken, at the ceilings' best samples; all None where a class has no nodes. Also `n_bytes`, `n_flops` and `nodes` of
-    a prefill or of one step.
+    a prefill or of one step. A model whose ceilings were not measured beside it is left out.
     """
     found, entries = works(rows), []
     limits = ceilings.limits(rows, {name: models[name] for name in found["model"].unique()})
+    found = found[found["model"].isin(limits)]
     for entry in _shares(found, EACH).to_dict("records"):
         same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
         entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))

@@ -2,32 +2,41 @@
 
 from dataclasses import replace
 
-from plamo_study.measure import machine
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Trace
 from plamo_study.measure.plan import (
     BLOCKS,
-    DTYPE,
-    MODELS,
     Plan,
     ceilings,
     change,
     check_scale,
+    files_of,
+    fits,
+    kernels_of,
+    on_file,
+    scale_of,
     thread_counts,
     with_gates,
 )
 
 PROMPT = {"mini": 128, "shape": 256, "weights": 256}
+SHORT = 32  # of a file whose context has no room for more
 STEPS = 16
 
 
-def trace(scale: str, gpu: bool = False) -> Plan:
+def trace(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Notebook 02: one request of each model, recorded operator by operator between two unrecorded ones.
 
-    Prompts are shorter than in the studies of speed: the question here is where the time goes.
+    Prompts are shorter than in the studies of speed: the question here is where the time goes. `sweep`: other files or
+    settings.
     """
     check_scale(scale)
-    base = Trace(scale=scale, dtype=DTYPE[scale], n_prompt=PROMPT[scale], n_gen=STEPS)
-    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    cells = tuple(change(base, model=model) for model in MODELS)
-    planned = with_gates("02-trace", scale, cells + ceilings(scale, gpu, thread_counts()[:1]), exact_cache=False)
+    files, own, threads = files_of(scale, sweep), scale_of(scale, sweep), sweep.n_threads[:1] or thread_counts()[:1]
+    base = Trace(n_prompt=PROMPT[scale], n_gen=STEPS, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
+    base = change(base, **sweep.settings())
+    cells = tuple(on_file(base, file) for file in files)
+    cells = tuple(cell if fits(cell) else change(cell, n_prompt=SHORT) for cell in cells)
+    limits = ceilings(own, base.n_gpu_layers != 0, threads)
+    limits += kernels_of(files, limits[1]) if sweep.files else ()
+    planned = with_gates("02-trace", own, tuple(dict.fromkeys((*cells, *limits))), exact_cache=False)
     return replace(planned, blocks=2 if scale == "mini" else BLOCKS, workload=f"{__package__}.workload")

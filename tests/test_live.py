@@ -1,0 +1,108 @@
+"""What a notebook shows while it measures: one line in the end, a failed gate at once, and papermill's exit code."""
+
+import json
+import os
+import subprocess
+import sys
+
+import foreign_models
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from plamo_study import paths
+from plamo_study.errors import FAILED_GATE
+from plamo_study.measure import journal
+from plamo_study.publish import executed, runs
+
+SMALL = ("-r", "n_prompt", "16", "-r", "n_gen", "4", "-r", "n_seq", "2", "-r", "n_depth", "8")
+CEILINGS = """
+from plamo_study.measure import machine, plan
+plan.MATMUL_SIZE["file"], machine.last_level_cache = 256, lambda: 1 << 20
+"""
+OF_A_STUDY = """
+import time
+from types import SimpleNamespace as Any
+from conftest import mini
+from plamo_study.measure import runner
+from plamo_study.studies import live
+with live.line("a study") as line:
+    line.begin(["Ends at about 06:42"])
+    for done in range(5):
+        line.progress(runner.Progress(done, 5, Any(cell=mini("prefill")), None, 60.0))
+        time.sleep(live.EVERY_S / 4)
+    line.end(runner.Summary([], 5), "")
+"""
+INTERRUPTED = OF_A_STUDY.replace("    line.end", "    raise KeyboardInterrupt\n    line.end")
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@pytest.mark.parametrize(("code", "says"), [(OF_A_STUDY, "5 processes"), (INTERRUPTED, "kept")])
+def test_a_display_in_place_leaves_one_line_where_nbconvert_executes_it(code, says, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(paths.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, kernel_name="python3", allow_errors=True).execute()
+    [line, *others] = outputs(notebook)
+    assert says in line.data["text/markdown"]
+    assert "\n" not in line.data["text/markdown"]
+    assert {other.output_type for other in others} <= {"error"}, "nothing on stderr, no widget"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A project of its own, with a good hybrid and a llama whose numbers overflow."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "data").mkdir()
+    for name in ("data/models.toml", "data/published", "notebooks", "README.md"):
+        (folder / name).symlink_to(paths.ROOT / name)
+    mine = folder / "私の モデル"
+    mine.mkdir()
+    foreign_models.write(mine / "good.gguf", "jamba")
+    foreign_models.write(mine / "bad.gguf", size=3000)
+    startup = folder / "ipython/profile_default/startup"
+    startup.mkdir(parents=True)
+    (startup / "small.py").write_text(CEILINGS)
+    return folder
+
+
+def said_of(root, *command):
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root), "IPYTHONDIR": str(root / "ipython"), "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=500)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(root):
+    given = [str(root / f"私の モデル/{name}.gguf") for name in ("good", "bad")]
+    page, out = paths.NOTEBOOKS / "your-machine.ipynb", root / "out.ipynb"
+    asked = ("-p", "source", "live", "-r", "files", json.dumps(given, ensure_ascii=False), *SMALL)
+    done = said_of(root, sys.executable, "-m", "papermill", str(page), str(out), "--no-progress-bar", *asked)
+    assert done.returncode == 1, done.stderr
+    assert "gate of bad in F16" in done.stderr
+    notebook = nbformat.read(out, as_version=4)
+    assert not runs.unfinished(notebook)
+    assert not [cell for cell in executed.read(out).cells if runs.MARKED in cell.metadata.get("tags", ())]
+    errors = [output for output in outputs(notebook) if output.output_type == "error"]
+    assert [error.ename for error in errors] == [FAILED_GATE]
+    assert "models check" in errors[0].evalue
+    [line] = [output for output in outputs(notebook) if "measured here in" in str(output.get("data"))]
+    assert line.output_type == "display_data"
+    assert not [output for output in outputs(notebook) if output.output_type == "stream"]
+    text = json.dumps(notebook, ensure_ascii=False)
+    assert "consistent" in text
+    assert "good F16 reads" in text, "the page is about the file that is computed right"
+    [path] = (root / "data/measured/local").glob("*.jsonl")
+    timed = [row for row in journal.latest_rows(journal.read(path)) if row.cell.files and row.cell.workload != "gate"]
+    assert {row.cell.model for row in timed} == {"good"}
+    command = (sys.executable, "-c", f"{CEILINGS}\nfrom plamo_study.cli import main\nmain.main()")
+    small = [word.replace("-r", "-p") for word in SMALL]
+    files = [word for path in given for word in ("--file", path)]
+    again = said_of(root, *command, "run", "your-machine", *files, *small)
+    assert again.returncode == 1, again.stderr
+    assert "0 cells measured" in again.stderr
+    assert "gate of bad in F16" in again.stderr
+    assert "gate failed your-machine.ipynb" in again.stderr
+    assert not runs.unfinished(nbformat.read(root / "reports/your-machine.ipynb", as_version=4))
