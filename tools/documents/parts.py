@@ -15,7 +15,7 @@ from plamo_study.measure.recording import REFERENCE, Recording
 from plamo_study.measurements import answers
 from plamo_study.present import collected
 from plamo_study.present.evidence import escaped
-from plamo_study.present.findings import FINDINGS as FINDINGS_OF
+from plamo_study.present.findings import ANSWERS, FINDINGS as FINDINGS_OF
 from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
 from plamo_study.studies import registry
@@ -46,10 +46,11 @@ def _found(name: str) -> str:
     title, link = notebook.cells[0].source.removeprefix("# "), f"notebooks/{name}.ipynb"
     said = _said(notebook)
     rows = [
-        f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | {_where(notebook, line['claim'], link)} |"
+        f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | "
+        f"{ANSWERS.get(line['verdict'], line['verdict'])} | {_where(notebook, line['claim'], link)} |"
         for line in stated(notebook)[:CLAIMS]
     ]
-    table = "\n".join(["| claim | of | measured | where |", "|---|---|---|---|", *rows]) if rows else ""
+    table = "\n".join(["| question | of | measured | answer | where |", "|---|---|---|---|---|", *rows]) if rows else ""
     parts = (f"### [{title}]({link})", said, _evidence(notebook), table)
     return "\n\n".join(part for part in parts if part)
 
@@ -78,9 +79,10 @@ def _evidence(notebook: nbformat.NotebookNode) -> str:
 
 
 def _where(notebook: nbformat.NotebookNode, claim: str, link: str) -> str:
-    """The number, from 1, of the cell that states a claim, as a link to its notebook."""
-    number = next(number for number, cell in enumerate(notebook.cells, 1) if claim in cell.source)
-    return f"[cell {number}]({link})"
+    """The number, from 1, of the cell that states a claim, as a link to its notebook; the notebook, where none says it
+    in one piece."""
+    number = next((number for number, cell in enumerate(notebook.cells, 1) if claim in cell.source), 0)
+    return f"[cell {number}]({link})" if number else f"[notebook]({link})"
 
 
 def notebooks() -> str:

@@ -239,7 +239,8 @@ def of_rows(recording: Recording) -> Markdown:
 
 
 def _rows(recording: Recording) -> str:
-    rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
+    rows, facts = recording.rows, recording.facts
+    kinds = [weights_of(facts[name]) for name in model_names(rows) if name in facts]  # else no file was written
     threads = rows["n_threads"].max()
     types = _types(rows[rows["model"] != ""]).removesuffix(" of")
     weights = f"{' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types}"

@@ -72,7 +72,7 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 
 def several(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 12: every short draft with one and with several sequences, to compare levers like for like."""
+    """Every short draft with one and with several sequences, to compare drafts and batches like for like."""
     check_scale(scale)
     models = [_base(scale, gpu, (model, scale, DTYPE[scale])) for model in MODELS]
     short = [change(base, n_gen=base.n_gen // 2) for base in models]
