@@ -22,9 +22,6 @@ def median_sample(samples: list[list[int]]) -> float:
     return float(np.median(list(chain(*samples))))
 
 
-def median_by_block(group: pd.DataFrame) -> pd.Series:
-    """Median seconds of all samples by block; for a repeated block, of its last row."""
-    return seconds_by_block(group.drop_duplicates("block", keep="last"), median_sample)
 
 
 def seconds_by_block(group: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
