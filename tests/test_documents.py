@@ -108,8 +108,8 @@ def test_a_dead_server_and_a_living_one_are_told_apart():
     dead = msgspec.structs.replace(alive, build="stock", rounds_done=1, answers=3, differ=2, gaps=[0.01, 2.0], exit=-6)
     table = upstream.server([dead, alive]).frame
     assert table["server"].tolist() == ["dead in round 2 of 5", "lives"]
-    assert table["answers that differ"].tolist() == ["2 of 3", "0 of 10"]
-    assert table["of these near-ties"].tolist() == ["1", "n/a"]
+    assert table["answers that changed"].tolist() == ["1 of 3", "0 of 10"]
+    assert table["and at near-ties"].tolist() == ["1", "0"]
 
 
 @pytest.mark.parametrize("path", sorted(paths.NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)

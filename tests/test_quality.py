@@ -316,6 +316,9 @@ def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
             exact = distributions.binomtest(successes, n).proportion_ci(0.95, "exact")
             rate = clustered.rate(successes, n)
             assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high))
+            tails = [distributions.binomtest(successes, n, 0.2, side).pvalue for side in ("less", "greater")]
+            assert rate.p(0.2) == rate.scaled(100).p(20) == pytest.approx(min(1, 2 * min(tails)))
+            assert np.isnan(rate.p(0)), "a share that cannot be is no hypothesis"
         t = distributions.t(n - 1)
         reach = (t.ppf(0.975) + t.ppf(0.8)) * values.std(ddof=1) / n**0.5
         assert clustered.detectable(values) == pytest.approx(reach)

@@ -81,8 +81,8 @@ def server_finding(runs: list[Served]) -> str:
     """The effect of concurrent requests on a server as released: a sentence for each failed run, then the table."""
     said = []
     for run in runs:
-        if run.build == "stock" and (run.differ or run.exit is not None):
-            answers = f"{run.differ} of {run.answers} answers are not those of the same prompt alone"
+        if run.build == "stock" and (run.changed or run.exit is not None):
+            answers = f"{run.changed} of {run.answers} answers are not those of the same prompt alone"
             end = f", and the process ends in round {run.rounds_done + 1}: `{run.said}`" if run.exit is not None else ""
             said.append(f"- {run.at_once} requests at once: {answers}{end}.")
     return "\n".join(said) + f"\n\n{server(runs)._repr_markdown_()}"
@@ -96,9 +96,8 @@ def server(runs: list[Served]) -> Table:
     for run in runs:
         end = "lives" if run.exit is None else f"dead in round {run.rounds_done + 1} of {run.rounds}"
         entry = {"build": BUILDS.get(run.build, run.build), "model": run.model, "slots": run.slots}
-        entry |= {"requests at once": run.at_once, "answers that differ": f"{run.differ} of {run.answers}"}
-        ties = f"{run.near_ties}" if run.differ else "n/a"
-        entries.append(entry | {"of these near-ties": ties, "server": end})
+        entry |= {"requests at once": run.at_once, "answers that changed": f"{run.changed} of {run.answers}"}
+        entries.append(entry | {"and at near-ties": f"{run.near_ties}", "server": end})
     return Table(pd.DataFrame(entries))
 
 

@@ -56,7 +56,7 @@ def server(
         run = concurrency.serve(binary, _embedded_models()[model], build or "stock", folder, slots, n, rounds)
         runs.append(run)
         end = "lives" if run.exit is None else f"ended with {run.exit} in round {run.rounds_done + 1}: {run.said}"
-        differ = f"{run.differ} of {run.answers} answers differ ({run.near_ties} at near-ties)"
+        differ = f"{run.changed} of {run.answers} answers changed ({run.near_ties} more at near-ties)"
         typer.echo(f"{run.build}, {run.model}, {slots} slots, {n} at once: {differ}; the server {plain(end)}")
     if reference:
         concurrency.record(runs)

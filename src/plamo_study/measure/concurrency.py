@@ -56,6 +56,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         """Differing answers that diverge where the two likeliest tokens are nearly as likely."""
         return sum(near_tie(gap) for gap in self.gaps)
 
+    @property
+    def changed(self) -> int:
+        """Answers that part from those alone elsewhere."""
+        return self.differ - self.near_ties
+
 
 def serve(
     binary: Path, model: Path, build: str, libraries: Path | None, slots: int, at_once: int, rounds: int

@@ -96,7 +96,7 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
             zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
         )
     ]
-    told = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST])
+    told = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST]).astype({"begun": bool, "reached": bool})
     return told.assign(file=told["model"] + " " + told["dtype"])
 
 
