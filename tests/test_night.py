@@ -8,15 +8,18 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import foreign_models
+import nbformat
 import pytest
 
 from plamo_study import paths
 from plamo_study.cli import notebooks
-from plamo_study.measure import asked, bench, durations, journal, machine, runner, watch
+from plamo_study.measure import asked, bench, durations, files, journal, machine, runner, watch
 from plamo_study.measure.cells import Gate
+from plamo_study.measure.files import model_fact as fact
 from plamo_study.measure.process import Outcome, TimeUpError
-from plamo_study.measure.rows import Evidence, Measured, Row
+from plamo_study.measure.rows import Evidence, Measured, Row, content_id
 from plamo_study.models import given, registry
+from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.publish import parameters, runs
 from plamo_study.studies import budget, collect, registry as studies
 
@@ -41,11 +44,12 @@ class Night:
 
     def __init__(self):
         self.cells, self.interrupt_after, self.in_notebooks = [], None, Counter()
-        self.expected = durations.Durations(SimpleNamespace(scale="file"), {})
+        self.expected = {at: durations.Durations(SimpleNamespace(scale=at), {}) for at in ("file", "shape")}
 
     def work(self, job, limit_s, engine="", workload="", ends_at=float("inf")):
         """Takes its time by the fake clock, and is right."""
-        takes = SLOWER * self.expected.seconds(job.cell)
+        scale = getattr(job.cell, "scale", "file")
+        takes = SLOWER * self.expected[scale].seconds(job.cell)
         if Clock.passed + takes > ends_at:
             Clock.passed = ends_at
             raise TimeUpError
@@ -105,8 +109,8 @@ def rows():
 
 @pytest.mark.timeout(300)
 def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_time(night, capfd):
-    found, files = night
-    assert go(files) == 0
+    found, given_files = night
+    assert go(given_files) == 0
     assert Clock.passed <= 60 * MINUTES
     said = capfd.readouterr().err
     hours, minutes = re.search(r"^Ends at about .* in (\d+) h (\d+) min\.$", said, re.MULTILINE).groups()
@@ -121,7 +125,7 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     assert [studies.notebook_of(study) for study in order] == taken, "in order of need, the machine's page first"
     for study in order:
         own = [row for row in sorted(measured, key=lambda row: row.started) if row.study == study]
-        plan = collect.build(study, "mini", asked=asked.sweep(files=files))
+        plan = collect.build(study, "mini", asked=asked.sweep(files=given_files))
         assert {row.cell.files[0] for row in own if row.cell.files} == set(plan_files(plan)), "each file has its share"
         first = {}
         for number, row in enumerate(own):
@@ -135,7 +139,7 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     for command in [line.split("`")[1] for line in said.splitlines() if ": No time for" in line]:
         words = shlex.split(command)
         assert words[:2] == ["plamo-study", "measure"]
-        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == files
+        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == given_files
 
 
 def of_workers(measured):
@@ -149,24 +153,24 @@ def plan_files(plan):
 
 @pytest.mark.timeout(300)
 def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures_it(night, capfd):
-    _, files = night
-    go(files, 60)
+    _, given_files = night
+    go(given_files, 60)
     assert Clock.passed <= 60 * 60
     said = [line for line in capfd.readouterr().err.splitlines() if ": No time for" in line]
     assert said
     for line in said:
         study, command = line.partition(":")[0], line.split("`")[1]
         assert shlex.split(command)[:3] == ["plamo-study", "measure", study]
-        assert [word for word in shlex.split(command) if word.endswith(".gguf")] == files
+        assert [word for word in shlex.split(command) if word.endswith(".gguf")] == given_files
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", [1, 40, 150])
 def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing_twice(night, monkeypatch, after):
-    found, files = night
+    found, given_files = night
     found.interrupt_after = after
     with pytest.raises(KeyboardInterrupt):
-        go(files, 90)
+        go(given_files, 90)
     kept = {row.key for row in rows()}
     assert len(of_workers(rows())) == after
     ours, (engine, gpus) = machine.facts(), bench._asked("")
@@ -174,7 +178,7 @@ def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing
     monkeypatch.setattr(machine, "facts", lambda: ours | {"python": OTHER_PYTHON, "compiler": "another"})
     monkeypatch.setattr(bench, "_asked", lambda folder: (engine | {"sha256": OTHER_BUILD}, gpus))
     found.interrupt_after, before = None, len(found.cells)
-    assert go(files, 90) == 0
+    assert go(given_files, 90) == 0
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
     assert len(of_workers(measured)) == len(found.cells)
@@ -182,3 +186,34 @@ def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing
     assert len(found.cells) > before
     assert len({row.machine for row in measured}) == len({row.engine for row in measured if row.engine}) == 1
     assert len({row.system for row in measured}) == 2, "what was updated stands beside the rows"
+
+
+def planned(name, scale, dtype):
+    """The fact of a file of full size that need not be written."""
+    fact = files.planned_fact(name, scale, FILE_TYPES[dtype.split("-")[0]][1])
+    size = sum(kind["n_bytes"] for kind in fact["tensors"].values())
+    known = {"dtype": dtype, "scale": scale, "synthetic": True, "assumptions": [], "file_bytes": size, "n_params": size}
+    return fact | known | {"sha256": content_id([name, dtype])}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("of_files", [False, True], ids=["shape", "files"])
+@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry", "03-batch-scaling", "04-quantization"])
+def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with_numbers_of_its_own(
+    study, of_files, night, monkeypatch
+):
+    page = paths.NOTEBOOKS / f"{studies.notebook_of(study)}.ipynb"
+    defaults = next(cell for cell in nbformat.read(page, 4).cells if "parameters" in cell.metadata.get("tags", ()))
+    room = {}
+    exec(defaults.source, room)
+    monkeypatch.setattr(bench, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
+    monkeypatch.setattr(files, "make_models", lambda *_: None)
+    chosen = asked.sweep(files=night[1] if of_files else "")
+    found = collect.collect(study, "live", room["scale"], room["minutes"], asked=chosen)
+    assert Clock.passed <= 60 * room["minutes"]
+    assert found.source == "live"
+    timed = found.rows[(found.rows["workload"] != "gate") & (found.rows["model"] != "") & ~found.rows["anchor"]]
+    assert set(timed["verdict"]) <= {"valid", "consistent"}
+    assert timed["block"].nunique() >= 2, "a block alone says nothing"
+    if of_files:
+        assert timed["model"].nunique() == 2, "each file is measured"
