@@ -2,6 +2,7 @@
 
 import pytest
 
+from plamo_study.measure.asked import NOTHING
 from plamo_study.studies import budget, registry
 
 NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
@@ -30,12 +31,20 @@ def test_what_is_too_long_for_its_share_leaves_its_time_to_the_others(name):
 
 @pytest.mark.parametrize("minutes", [0.5, 5, 1000])
 def test_a_command_and_the_notebooks_it_runs_share_alike(minutes):
-    asked = {name: registry.of_notebook(name, "mini") for name in NAMES}
+    asked = {name: budget._asked(name, "mini", NOTHING) for name in NAMES}
     of_command = budget._shares([each for own in asked.values() for each in own], minutes)
     alike = 0
     for name, share in budget.of_notebooks(NAMES, "mini", minutes).items():
-        found = {(study, at): own for study, at, own in budget.of_notebook(name, "mini", share)}
+        found = {(study, at, NOTHING): own for study, at, own in budget.of_notebook(name, "mini", share)}
         if found.keys() == of_command.keys() & set(asked[name]):
             alike += 1
             assert found == {each: pytest.approx(of_command[each]) for each in found}
     assert alike > len(NAMES) / 2
+
+
+def test_time_that_a_plan_of_fixed_length_cannot_use_goes_to_those_that_grow():
+    alone = budget.of_notebooks(["your-machine"], "mini", 480)
+    both = budget.of_notebooks(["your-machine", "01-phase-asymmetry"], "mini", 480)
+    assert alone["your-machine"] == 480
+    assert both["your-machine"] < 60
+    assert sum(both.values()) == pytest.approx(480)

@@ -40,7 +40,7 @@ class Clock:
     """Wall time as it was when this clock began, and as much later as has passed since.
 
     Rows are compared within a block because they began close together. A wall clock that is set meanwhile would tear a
-    block apart, or place its rows before those that were measured first.
+    block apart, or place its rows before those that were measured first. Limits of time go by `seconds`.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,10 @@ class Clock:
     def now(self) -> datetime:
         """The time now, in UTC."""
         return self.began + timedelta(microseconds=(machine.awake_or_not_ns() - self.began_ns) / 1000)
+
+    def seconds(self) -> float:
+        """Seconds of the clock by which workers end."""
+        return time.monotonic()
 
 
 class Bench:
@@ -91,7 +95,7 @@ class Bench:
         started, load, throttled = self.clock.now(), machine.load(), system.throttled_ns() or 0
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
-        do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + left_s)
+        do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=self.clock.seconds() + left_s)
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
         conditions = Conditions(
             load_1min=None if load is None else round(load, 2),

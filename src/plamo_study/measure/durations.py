@@ -57,6 +57,11 @@ class Durations:
         timed = [*self.plan.cells[: self.plan.needed] * blocks, *anchor]
         return self._sum(gates), self._sum(timed)
 
+    def whole(self) -> float:
+        """Seconds of all blocks and gates of the plan, with their anchors."""
+        anchors = [self.plan.anchor] * (self.plan.blocks + 1) * self.plan.anchors if self.plan.anchor else []
+        return self._sum([*self.plan.gates, *self.plan.cells * self.plan.blocks, *anchors])
+
     def _sum(self, cells: Iterable[Cell]) -> float:
         return sum(self.seconds(cell) / at_once(cell) for cell in cells)
 

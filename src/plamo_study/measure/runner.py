@@ -4,7 +4,6 @@ What a plan asks for is in tasks.py; bench.py measures it, one process per cell.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -214,7 +213,7 @@ class _Sweep:
         `most`: seconds in which all of it must end, even if something still lacks. The choice follows from the rows, so
         repeating the same call measures nothing new. Nothing is repeated until the least blocks are complete.
         """
-        self.limit_s, self.ends_at = most, time.monotonic() + most
+        self.limit_s, self.ends_at = most, self.bench.clock.seconds() + most
         self._check_time()
         self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
@@ -341,7 +340,7 @@ class _Sweep:
         """Seconds left of the time limit, from which the rows of all earlier calls count too."""
         if self.limit_s == math.inf:
             return math.inf
-        return min(self.limit_s - self._spent(self._all()), self.ends_at - time.monotonic())
+        return min(self.limit_s - self._spent(self._all()), self.ends_at - self.bench.clock.seconds())
 
     def _plan(self, todo: Iterable[Task]) -> None:
         known = {self.bench.key(task) for task in self.tasks}  # its place in a block is no part of a row

@@ -7,6 +7,7 @@ and the notebooks it runs share alike.
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 
 from plamo_study.errors import StudyError
@@ -14,6 +15,7 @@ from plamo_study.measure import journal, recording
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.durations import Durations
 from plamo_study.measure.identity import renewed
+from plamo_study.measure.plan import Plan
 from plamo_study.studies import registry
 
 LEFT_OUT = -1.0
@@ -76,9 +78,30 @@ def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
         if longest is None or minutes >= SLOWER * every:
             kept = min(SLOWER, minutes / every)
             rest = (minutes - kept * every) / sum(weights[name].weight for name, *_ in needs)
-            return {each: kept * need + rest * weights[each[0]].weight for each, need in needs.items()}
+            return _within_most({each: kept * need + rest * weights[each[0]].weight for each, need in needs.items()})
         del needs[longest]
     return {}
+
+
+def _within_most(shares: dict[Asked, float]) -> dict[Asked, float]:
+    """The shares, with what a plan that does not grow cannot use given to the others by weight."""
+    free = set(shares)
+    while True:
+        over = {each for each in free if shares[each] > _most(*each)}
+        if not over or over == free:
+            return shares
+        free -= over
+        spare, weights = sum(shares[each] - _most(*each) for each in over), registry.STUDIES
+        every = sum(weights[name].weight for name, *_ in free)
+        shares = shares | {each: _most(*each) for each in over}
+        shares |= {each: shares[each] + spare * weights[each[0]].weight / every for each in free}
+
+
+@cache
+def _most(name: str, scale: str, sweep: Sweep) -> float:
+    """Minutes that a study can use: no limit where time to spare becomes further blocks."""
+    planned = None if _whole(name, scale) else _plan(name, scale, sweep)
+    return math.inf if planned is None or planned.grows else SLOWER * Durations(planned, {}).whole() / 60
 
 
 def _whole(name: str, scale: str) -> bool:
@@ -91,11 +114,15 @@ def _need(name: str, scale: str, sweep: Sweep) -> float:
     """Minutes that a study needs to show anything, as on the reference machine."""
     if _whole(name, scale):
         return _recorded(name, scale)
-    try:
-        planned = registry.STUDIES[name].plan(scale, **({"sweep": sweep} if sweep != NOTHING else {}))
-    except StudyError:  # it cannot be measured here, and says so when it is asked to
-        return USUAL
-    return sum(Durations(planned, {}).least()) / 60
+    planned = _plan(name, scale, sweep)
+    return sum(Durations(planned, {}).least()) / 60 if planned else USUAL
+
+
+def _plan(name: str, scale: str, sweep: Sweep) -> Plan | None:
+    """The plan of a study; None where it cannot be measured here, as it says when it is asked to."""
+    with suppress(StudyError):
+        return registry.STUDIES[name].plan(scale, **({"sweep": sweep} if sweep != NOTHING else {}))
+    return None
 
 
 @cache  # reads a journal

@@ -1,0 +1,219 @@
+"""A whole night with two files of a user's, by a clock that is set forward: every notebook that takes files."""
+
+import json
+import re
+import shlex
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import foreign_models
+import nbformat
+import pytest
+
+from plamo_study import paths
+from plamo_study.cli import notebooks
+from plamo_study.measure import asked, bench, durations, files, journal, machine, runner, watch
+from plamo_study.measure.cells import Gate
+from plamo_study.measure.files import model_fact as fact
+from plamo_study.measure.process import Outcome, TimeUpError
+from plamo_study.measure.rows import Evidence, Measured, Row, content_id
+from plamo_study.models import given, registry
+from plamo_study.models.file_types import FILE_TYPES
+from plamo_study.publish import parameters, runs
+from plamo_study.studies import budget, collect, registry as studies
+
+MINUTES, SLOWER = 480, 1.3  # this machine takes so many times what is expected
+OTHER_PYTHON, OTHER_BUILD = "3.11.99", "b" * 64
+
+
+class Clock:
+    """A clock that only measuring sets forward."""
+
+    passed = 0.0
+
+    def now(self):
+        return datetime(2026, 1, 1, 22, tzinfo=UTC) + timedelta(seconds=Clock.passed)
+
+    def seconds(self):
+        return Clock.passed
+
+
+class Night:
+    """What was measured, in order, and what the command said."""
+
+    def __init__(self):
+        self.cells, self.interrupt_after, self.in_notebooks = [], None, Counter()
+        self.expected = {at: durations.Durations(SimpleNamespace(scale=at), {}) for at in ("file", "shape")}
+
+    def work(self, job, limit_s, engine="", workload="", ends_at=float("inf")):
+        """Takes its time by the fake clock, and is right."""
+        scale = getattr(job.cell, "scale", "file")
+        takes = SLOWER * self.expected[scale].seconds(job.cell)
+        if Clock.passed + takes > ends_at:
+            Clock.passed = ends_at
+            raise TimeUpError
+        if len(self.cells) == self.interrupt_after:
+            raise KeyboardInterrupt
+        Clock.passed += takes
+        self.cells.append((job.cell, job.replicate))
+        of_gate = isinstance(job.cell, Gate)
+        measured = Measured(samples_ns=[] if of_gate else [[10**6] * 4], valid=True, n_bytes=10**6)
+        return Outcome(status="ok", pid=1, evidence=Evidence(wall_ns=round(takes * 1e9)), measured=measured)
+
+
+@pytest.fixture
+def night(tmp_path, monkeypatch):
+    """A project without rows, and two files as large as those of full size."""
+    for name in ("MODELS", "MEASURED", "REPORTS"):
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    paths.MEASURED.mkdir()
+    (paths.MEASURED / "reference").symlink_to(paths.ROOT / "data/measured/reference")
+    monkeypatch.setattr(given, "FILES", {})
+    monkeypatch.setattr(registry, "_given", {})
+    monkeypatch.setattr(registry, "_paths", {})
+    files = [str(foreign_models.write(tmp_path / f"{arch} モデル.gguf", arch)) for arch in ("llama", "jamba")]
+    given.give(files)
+    monkeypatch.setattr(durations, "USUAL_BYTES", 250_000)
+    found, engine = Night(), bench._asked("")
+    monkeypatch.setattr(bench, "_asked", lambda folder: engine)
+    monkeypatch.setattr(bench, "work", found.work)
+    monkeypatch.setattr(bench, "Clock", Clock)
+    monkeypatch.setattr(Clock, "passed", 0.0)
+    monkeypatch.setattr(watch, "disturbed", lambda rows: set())
+    monkeypatch.setattr(machine, "at_once", lambda n_threads, n_bytes: 1)
+    collect._offloads.cache_clear()
+    monkeypatch.setattr(runs, "run", lambda *page: executed(found, *page))
+    monkeypatch.setattr(runs, "side_by_side", lambda jobs, *_: [executed(found, *job) for job in jobs])
+    return found, files
+
+
+def executed(night, notebook, values, *_):
+    """As the notebook's kernel does: its studies, within its minutes."""
+    before, own = len(night.cells), parameters.assign([notebook], values)[notebook]
+    chosen = asked.sweep(files=own["files"])
+    for study, *_ in budget.of_notebook(notebook.stem, own["scale"], own["minutes"], chosen):
+        collect.collect(study, "live", own["scale"], own["minutes"], asked=chosen)
+    night.in_notebooks[notebook.stem] += len(night.cells) - before
+    return runs.RunResult(notebook, "ok", 1.0, notebook)
+
+
+def go(files, minutes=MINUTES):
+    return notebooks.execute(notebooks.Asked([], "live", "mini", {"files": json.dumps(files)}, minutes))
+
+
+def rows():
+    found = [journal.read(path) for path in sorted(paths.MEASURED.glob("local/*.jsonl"))]
+    return [record for records in found for record in records if isinstance(record, Row)]
+
+
+@pytest.mark.timeout(300)
+def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_time(night, capfd):
+    found, given_files = night
+    assert go(given_files) == 0
+    assert Clock.passed <= 60 * MINUTES
+    said = capfd.readouterr().err
+    hours, minutes = re.search(r"^Ends at about .* in (\d+) h (\d+) min\.$", said, re.MULTILINE).groups()
+    assert 0.9 * MINUTES < 60 * int(hours) + int(minutes) <= MINUTES
+    assert 60 * (60 * int(hours) + int(minutes)) == pytest.approx(Clock.passed, rel=0.1)
+    taken = [name for name in studies.NOTEBOOKS if "files" in parameters.declared(paths.NOTEBOOKS / f"{name}.ipynb")]
+    assert list(found.in_notebooks) == taken
+    assert set(found.in_notebooks.values()) == {0}, "the notebooks find all that the command measured"
+    measured = rows()
+    assert len({row.key for row in measured}) == len(measured)
+    order = list(dict.fromkeys(row.study for row in sorted(measured, key=lambda row: row.started)))
+    assert [studies.notebook_of(study) for study in order] == taken, "in order of need, the machine's page first"
+    for study in order:
+        own = [row for row in sorted(measured, key=lambda row: row.started) if row.study == study]
+        plan = collect.build(study, "mini", asked=asked.sweep(files=given_files))
+        assert {row.cell.files[0] for row in own if row.cell.files} == set(plan_files(plan)), "each file has its share"
+        first = {}
+        for number, row in enumerate(own):
+            for file in row.cell.files:
+                first.setdefault(file, (number, row.cell.workload))
+        assert {workload for _, workload in first.values()} == {"gate"}, "a file is judged before it is timed"
+        blocks = Counter(row.cell for row in own if not row.anchor and not isinstance(row.cell, Gate))
+        assert all(blocks[cell] >= 2 for cell in plan.cells[: plan.needed])
+        for cell in set(plan.cells) - set(blocks):
+            assert f"{study}: No time for" in said, cell
+    for command in [line.split("`")[1] for line in said.splitlines() if ": No time for" in line]:
+        words = shlex.split(command)
+        assert words[:2] == ["plamo-study", "measure"]
+        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == given_files
+
+
+def of_workers(measured):
+    """Rows without the gates that one study takes over from another."""
+    return [row for row in measured if row.order != runner.TAKEN_OVER]
+
+
+def plan_files(plan):
+    return dict.fromkeys(file for cell in plan.cells for file in cell.files)
+
+
+@pytest.mark.timeout(300)
+def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures_it(night, capfd):
+    _, given_files = night
+    go(given_files, 60)
+    assert Clock.passed <= 60 * 60
+    said = [line for line in capfd.readouterr().err.splitlines() if ": No time for" in line]
+    assert said
+    for line in said:
+        study, command = line.partition(":")[0], line.split("`")[1]
+        assert shlex.split(command)[:3] == ["plamo-study", "measure", study]
+        assert [word for word in shlex.split(command) if word.endswith(".gguf")] == given_files
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("after", [1, 40, 150])
+def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing_twice(night, monkeypatch, after):
+    found, given_files = night
+    found.interrupt_after = after
+    with pytest.raises(KeyboardInterrupt):
+        go(given_files, 90)
+    kept = {row.key for row in rows()}
+    assert len(of_workers(rows())) == after
+    ours, (engine, gpus) = machine.facts(), bench._asked("")
+    assert engine["pinned"], "else a build of other bytes is another engine"
+    monkeypatch.setattr(machine, "facts", lambda: ours | {"python": OTHER_PYTHON, "compiler": "another"})
+    monkeypatch.setattr(bench, "_asked", lambda folder: (engine | {"sha256": OTHER_BUILD}, gpus))
+    found.interrupt_after, before = None, len(found.cells)
+    assert go(given_files, 90) == 0
+    measured = rows()
+    assert len({row.key for row in measured}) == len(measured)
+    assert len(of_workers(measured)) == len(found.cells)
+    assert kept < {row.key for row in measured}
+    assert len(found.cells) > before
+    assert len({row.machine for row in measured}) == len({row.engine for row in measured if row.engine}) == 1
+    assert len({row.system for row in measured}) == 2, "what was updated stands beside the rows"
+
+
+def planned(name, scale, dtype):
+    """The fact of a file of full size that need not be written."""
+    fact = files.planned_fact(name, scale, FILE_TYPES[dtype.split("-")[0]][1])
+    size = sum(kind["n_bytes"] for kind in fact["tensors"].values())
+    known = {"dtype": dtype, "scale": scale, "synthetic": True, "assumptions": [], "file_bytes": size, "n_params": size}
+    return fact | known | {"sha256": content_id([name, dtype])}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("of_files", [False, True], ids=["shape", "files"])
+@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry", "03-batch-scaling", "04-quantization"])
+def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with_numbers_of_its_own(
+    study, of_files, night, monkeypatch
+):
+    page = paths.NOTEBOOKS / f"{studies.notebook_of(study)}.ipynb"
+    defaults = next(cell for cell in nbformat.read(page, 4).cells if "parameters" in cell.metadata.get("tags", ()))
+    room = {}
+    exec(defaults.source, room)
+    monkeypatch.setattr(bench, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
+    monkeypatch.setattr(files, "make_models", lambda *_: None)
+    chosen = asked.sweep(files=night[1] if of_files else "")
+    found = collect.collect(study, "live", room["scale"], room["minutes"], asked=chosen)
+    assert Clock.passed <= 60 * room["minutes"]
+    assert found.source == "live"
+    timed = found.rows[(found.rows["workload"] != "gate") & (found.rows["model"] != "") & ~found.rows["anchor"]]
+    assert set(timed["verdict"]) <= {"valid", "consistent"}
+    assert timed["block"].nunique() >= 2, "a block alone says nothing"
+    if of_files:
+        assert timed["model"].nunique() == 2, "each file is measured"
