@@ -1,12 +1,16 @@
 """Loaded before pytest's plugins: the package keeps jsonschema from building a grammar, a second in each process.
 
 And asks every notebook, when its cells were compared with their outputs, whether it loaded the engine: on recorded rows
-none may.
+none may. What a chart draws is compared too: it stands in an output's metadata, at which nbval does not look.
 """
+
+import json
 
 import pytest
 
 import plamo_study  # noqa: F401
+
+SPEC_KEY = "plamo_study_vegalite"  # of present.theme, which loads Altair
 
 ASKED = """
 import sys
@@ -26,3 +30,33 @@ def pytest_runtest_teardown(item, nextitem):
             pass
         assert reply["content"]["status"] == "ok", reply["content"]["evalue"]
     return (yield)
+
+
+def pytest_configure():
+    """Let nbval see the data of charts."""
+    from nbval.plugin import IPyNbCell  # only now, when pytest has rewritten its assertions
+
+    compare = IPyNbCell.compare_outputs
+
+    def compared(cell, test, ref, skip_compare=None):
+        return compare(cell, [*map(with_data, test)], [*map(with_data, ref)], skip_compare)
+
+    IPyNbCell.compare_outputs = compared
+
+
+def with_data(output):
+    """An output of a notebook; where it is a chart, with what is drawn as one more form of it."""
+    spec = output.get("metadata", {}).get(SPEC_KEY)
+    if spec is None:
+        return output
+    drawn = sorted(json.dumps(rounded(each), indent=0, sort_keys=True) for each in spec.get("datasets", {}).values())
+    return type(output)(output | {"data": output["data"] | {"data of the chart": "\n".join(drawn)}})
+
+
+def rounded(data):
+    """The same data with numbers of six digits."""
+    if isinstance(data, dict):
+        return {name: rounded(each) for name, each in data.items()}
+    if isinstance(data, list):
+        return [*map(rounded, data)]
+    return float(f"{data:.6g}") if isinstance(data, float) else data

@@ -3,10 +3,13 @@
 import ast
 import json
 import re
+import subprocess
 import symtable
+import sys
 from functools import cache
 
 import altair as alt
+import nbformat
 import pytest
 import typer
 
@@ -114,3 +117,30 @@ def test_a_command_an_option_a_target_and_a_tool_that_are_not_there_are_noticed(
         "plamo-study selfcheck --coverage: selfcheck", "plamo-study run 01 --sauce live: --sauce", "make tea",
         "tools/tea.py",
     ]  # fmt: skip
+
+
+CHART = """
+from IPython.display import display
+data = {{"text/plain": "a line that rises"}}
+spec = {{"datasets": {{"data-0": [{{"x": 1, "y": {y}}}]}}}}
+display(data, metadata={{"plamo_study_vegalite": spec}}, raw=True)
+"""
+
+
+@pytest.mark.parametrize(("y", "passes"), [(2.5, True), (2.5000001, True), (2.51, False)])
+def test_a_chart_whose_data_drifts_is_seen_though_its_words_stay(y, passes, tmp_path):
+    """nbval looks at no metadata, where a chart's data stand."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CHART.format(y=y))])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.cells[0].execution_count = 1
+    notebook.cells[0].outputs = [
+        nbformat.v4.new_output(
+            "display_data",
+            {"text/plain": "a line that rises"},
+            metadata={"plamo_study_vegalite": {"datasets": {"data-0": [{"x": 1, "y": 2.5}]}}},
+        )
+    ]
+    nbformat.write(notebook, tmp_path / "drawn.ipynb")
+    asked = ["-c", paths.ROOT / "pyproject.toml", "-o", "addopts=-p early --nbval", tmp_path / "drawn.ipynb"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *asked], cwd=paths.ROOT, capture_output=True, text=True)
+    assert (done.returncode, "data of the chart" in done.stdout) == (0 if passes else 1, not passes), done.stdout

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import misbehaving
@@ -155,6 +156,40 @@ def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attentio
         if verdict == "right":
             assert not found.failed
             assert running.ended() == ""
+
+
+@pytest.mark.case(14)
+@needs_llama
+def test_a_real_server_s_slot_is_said_to_be_too_small_for_twice_the_prompt_with_a_length_that_fits(monkeypatch):
+    monkeypatch.setattr(probe, "PHASE_ROUNDS", 3)
+    setup = Setup("llama-server", mini_file(ATTENTION), 2, 512, libraries=server_build.libraries())
+    with server.started(setup) as running:
+
+        def phase(prompt_tokens):
+            ask = Ask(Target(running.url), prompt_tokens, 8, 2, seconds=60.0)
+
+            async def asked(web):
+                target, _ = await probe._met(web, ask)
+                return await probe._phase(web, replace(ask, target=target), time.monotonic() + 60, set())
+
+            return client.over(ask.target, asked)
+
+        small = phase(400)
+        assert "twice the prompt" in small.why, small
+        shorter = int(re.search(r"--prompt-tokens (\d+)", small.lever)[1])
+        assert "twice the prompt" not in phase(shorter).why
+
+
+@pytest.mark.case(5)
+@needs_llama
+def test_a_real_server_takes_no_key_and_no_option_from_who_starts_it(monkeypatch):
+    for name, value in (("LLAMA_API_KEY", "x"), ("LLAMA_ARG_CTX_SIZE", "64"), ("LLAMA_ARG_CACHE_TYPE_K", "none")):
+        monkeypatch.setenv(name, value)
+    setup = Setup("llama-server", mini_file(ATTENTION), 1, 1024, libraries=server_build.libraries())
+    with server.started(setup) as running:
+        prompt, target = client.Prompt("0", "word " * 200, 4), Target(running.url)
+        answer = client.over(target, lambda web: client.ask(web, target, prompt))
+    assert (answer.failure, answer.n_gen) == ("", 4)
 
 
 @needs_llama
