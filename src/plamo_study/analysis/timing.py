@@ -22,8 +22,6 @@ def median_sample(samples: list[list[int]]) -> float:
     return float(np.median(list(chain(*samples))))
 
 
-
-
 def seconds_by_block(group: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
     """Seconds by block: a statistic of each row's samples, such as `median_sample`."""
     return group.set_index("block")["samples_ns"].map(statistic) / NS

@@ -1,6 +1,6 @@
-"""What a prompt's arrival costs the decoding sequences, and the prompt itself: frames in, estimates out.
+"""Chunks of a prompt with nobody else there, by their size: frames in, estimates out.
 
-For the levers and the reports to llama.cpp; notebook 06 computes in its own cells from `measurements`.
+For notebook 13 and the reports to llama.cpp; notebook 06 computes in its own cells from `measurements`.
 """
 
 from typing import Any
@@ -11,23 +11,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.chunked import calls
 
-METRICS = {"step before": "before", "itl_max": "largest", "ttft": "ttft"}
-CELL = ["model", "n_seq", "n_prompt", "n_arriving", "way", "n_chunk", "kv_unified", "flash_attn"]
 STOCK = "stock"
-
-
-def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per usable process with decoding sequences, times in seconds: CELL, `block`, `before` (median step),
-    `largest` (longest gap between two tokens of a decoding sequence while the prompt is evaluated), `steps` (tokens
-    that each of them got meanwhile) and `ttft` (of the prompt)."""
-    entries = []
-    for row in _arrivals(usable(rows)):
-        found = {metric: (value, samples) for metric, _, value, samples in calls.arrival(row)}
-        if row["n_seq"]:
-            entry = {name: row[name] for name in (*CELL, "block")}
-            entry |= {name: found[metric][0] for metric, name in METRICS.items()}
-            entries.append(entry | {"steps": len(found["itl"][1]) - (row["way"] != "together")})
-    return pd.DataFrame(entries, columns=[*CELL, "block", *METRICS.values(), "steps"])
 
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
