@@ -55,6 +55,7 @@ def execute(asked: Asked) -> int:
     for path, assigned in parameters.assign(_in_order(asked), values).items():
         if path.stem in studies.NOTEBOOKS:
             allowed.typed(**assigned)
+        _asked(path, values)
     with alone(paths.REPORTS):
         return _execute(asked, values)
 
@@ -68,6 +69,12 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         own |= {"files": msgspec.json.encode(files).decode()} if files else {}
         asked = Asked([], "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
         return _execute(asked, {"source": "recorded"}) or int(not well)
+
+
+def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
+    """Files and values that a notebook's parameters ask for. Raises StudyError for those that make no sense."""
+    declared = parameters.declared(path)
+    return sweep(**{name: values[name] for name in VARIED if name in values and declared.get(name) == "str"})
 
 
 def _in_order(asked: Asked) -> list[Path]:
@@ -97,8 +104,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         own: dict[str, Any] = values | (as_recorded(path.stem, scale) if asked.published else {})
         own |= {"device": device} if device != "auto" and "device" in declared else {}
         given[path] = own | dict(asked.of_page.get(path.stem, {}))
-        chosen = {name: given[path][name] for name in VARIED if name in given[path] and declared.get(name) == "str"}
-        sweeps[path.stem] = sweep(**chosen)
+        sweeps[path.stem] = _asked(path, given[path])
     shares = budget.of_notebooks(sweeps, scale, asked.minutes, sweeps)
     needs = {name: budget.of_notebook(name, scale, shares[name], sweeps[name]) if live else [] for name in sweeps}
     steps = report.Steps(
