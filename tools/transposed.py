@@ -4,6 +4,7 @@ plamo-study engine build architectures
 python tools/transposed.py
 """
 
+import argparse
 import ctypes
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,8 +83,17 @@ def on_gpu() -> float:
 
 def main() -> None:
     """Print the error for each size of pieces, and the H200's."""
+    parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "pieces",
+        nargs="*",
+        type=int,
+        default=PIECES,
+        help=f"tokens of a micro-batch (default: {' '.join(map(str, PIECES))})",
+    )
+    pieces = parser.parse_args().pieces
     with tempfile.TemporaryDirectory() as folder:
-        for piece, error, taken in cut(architectures.write(MODEL, Path(folder)), PIECES):
+        for piece, error, taken in cut(architectures.write(MODEL, Path(folder)), pieces):
             print(f"pieces of {piece:2}: off by {error:.6f}, {taken} copies taken for transposed")
     print(f"pieces of  3 on an H200: off by {on_gpu():.6f}")
 

@@ -62,7 +62,7 @@ def corruption() -> Said:
         f"一度に処理するとき PLaMo 2 の系列を取り違えます。配布版の `llama-server` に {least}～{most} 人が同時に質問すると、"
         f"{prompts} 種類の質問すべてで答えが変わり({of} 件のうち {changed} 件、僅差の場合を除く)、{runs} 回のうち {dead} 回はサーバーが落ちました。"
         f"私たちの修正を当てると、{of_all} 件のうち変わったのは {still} 件で、一度も落ちません({chips(loads)}、小さな学習済み"
-        f"モデル)。どの系列が壊れるかは規則で予測でき、CPU の {len(stock)} 通り(うち {drawn} 通りは無作為)と NVIDIA H200 の "
+        f"モデル)。どの系列が壊れるかは簡単な法則で予測でき、CPU の {len(stock)} 通り(うち {drawn} 通りは無作為)と NVIDIA H200 の "
         f"CUDA の {len(on_gpu)} 通りのすべてで当たりました。"
     )
     return english, japanese
@@ -81,14 +81,16 @@ def cliff() -> Said:
     english = (
         f"**The ninth user costs everyone.** Eight sequences write {float(eight):.0f} tokens a second on "
         f"{_named(page)}, and nine write {float(nine):.0f} ({_machine(page)}). The kernels take {TILE} columns together, "
-        f"so the fifth sequence makes a step {fifth.value.iloc[0]:.1f} times as long, and the fifth token of a draft "
-        f"{of_calls.value.iloc[0]:.1f} times ({_machine(drafts)}). Draft {TILE - 1} tokens, not {TILE}."
+        f"so the fifth sequence makes a step {fifth.value.iloc[0]:.1f} times as long there, and the fifth token of a call "
+        f"that checks a draft {of_calls.value.iloc[0]:.1f} times ({_machine(drafts)}). A draft of {TILE - 1} fits in one "
+        f"pass over the weights, one of {TILE} does not; whether it pays is another question."
     )
     japanese = (
         f"**9 人目が来ると、全員が遅くなります。** {_named(page)} は 8 系列なら毎秒 {float(eight):.0f} トークンを書きますが、9 系列では "
-        f"{float(nine):.0f} トークンです({_machine(page)})。行列カーネルは {TILE} 列ずつ処理するので、5 系列目で 1 ステップが "
-        f"{fifth.value.iloc[0]:.1f} 倍、ドラフトの 5 トークン目で {of_calls.value.iloc[0]:.1f} 倍かかります({_machine(drafts)})。"
-        f"ドラフトは {TILE} トークンではなく {TILE - 1} トークンが得です。"
+        f"{float(nine):.0f} トークンです({_machine(page)})。行列カーネルは {TILE} 列ずつ処理するので、同じマシンでは 5 系列目で "
+        f"1 ステップが {fifth.value.iloc[0]:.1f} 倍、ドラフトを検証する呼び出しは 5 トークン目で {of_calls.value.iloc[0]:.1f} 倍"
+        f"かかります({_machine(drafts)})。{TILE - 1} トークンのドラフトは重みを一度読むだけで検証できますが、{TILE} トークンでは二度になります。"
+        "ドラフト自体が得になるかどうかは別の問題です。"
     )
     return english, japanese
 
@@ -106,12 +108,12 @@ def asymmetry() -> Said:
         f"**Reading is {ratio} times as fast as writing.** {_named(page)} in {used} reads {read} tokens a second and "
         f"writes {written} ({_machine(page)}). A prompt reaches {reached.value.iloc[0]:.0%} of what the {used} kernel can "
         f"do, and the kernel depends on the type: over {over}, {_named(types)} reads {slow} times as fast in {slowest} and "
-        f"{fast} times in {fastest}, the ends of all types measured ({_machine(types)})."
+        f"{fast} times in {fastest}, the ends of all types smaller than {over} ({_machine(types)})."
     )
     japanese = (
         f"**読むのは、書くより {ratio} 倍速いです。** {used} の {_named(page)} は毎秒 {read} トークンを読み、{written} トークンを"
         f"書きます({_machine(page)})。プロンプトの処理は {used} カーネルの性能の {reached.value.iloc[0]:.0%} に達しますが、カーネルの速さは"
-        f"重みの型で決まります。{_named(types)} が読む速さは {over} に対して、測ったすべての型の両端で {slowest} の {slow} 倍から "
+        f"重みの型で決まります。{_named(types)} が読む速さは {over} に対して、{over} より小さい型の両端で {slowest} の {slow} 倍から "
         f"{fastest} の {fast} 倍まであります({_machine(types)})。"
     )
     return english, japanese
@@ -216,7 +218,7 @@ def picture() -> bytes:
     m = measurements("03-batch-scaling")
     steps = m[m.usable & m.metric.eq("step") & m.policy.eq("shared") & m.build.eq(batch_scaling.STOCK)]
     rate = estimate(steps[~steps.model.str.contains("matched")], by="model n_seq", work="n_seq")
-    title, y_title = "Eight users: 56 tokens a second. Nine: 46.", "tokens per second, all sequences"
+    title, y_title = f"What a batch writes, {_machine('03-batch-scaling')}", "tokens per second, all sequences"
     ticks: list[float] = [1, 4, 5, 8, 9, 12, 13, 16, 24, 32]
     chart = charts.lines(rate, "n_seq", title, x_title="sequences in a step", y_title=y_title, values=ticks)
     return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])

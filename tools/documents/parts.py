@@ -43,7 +43,7 @@ def findings() -> str:
 def _found(name: str) -> str:
     """A notebook's title, its first sentence, its evidence, and its first claims with the cells that state them."""
     notebook = nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    title, link = notebook.cells[0].source.removeprefix("# "), f"notebooks/{name}.ipynb"
+    title, link = notebook.cells[0].source.splitlines()[0].removeprefix("# "), f"notebooks/{name}.ipynb"
     said = _said(notebook)
     rows = [
         f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | "

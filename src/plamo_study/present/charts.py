@@ -29,6 +29,7 @@ COLORS = {  # of models and of series that several pages share, by name without 
     "fetching the weights once": SKY,
     "multiplying": PINK,
 }
+MARKS: dict[str, str] = {}  # shapes of series that several charts of a page share, by name
 LONG_NAME = 24  # characters
 NARROW = 38  # characters of a title that a phone shows in one line
 MANY = 9  # points from which a description names only the ends
@@ -209,6 +210,13 @@ def curves(
     return _titled(chart, title, "", _read(data, x, y, color))
 
 
+def levels(data: pd.DataFrame) -> str:
+    """What the bars of a chart of estimates are, for its subtitle: few processes carry no interval at 95 %."""
+    known = sorted({each.level for each, low in zip(data["estimate"], data["low"], strict=True) if low == low})
+    ends = " to ".join(f"{level:.0%}" for level in dict.fromkeys([*known[:1], *known[-1:]]))
+    return f"Bars: intervals at {ends}." if ends else ""
+
+
 def _plain(data: pd.DataFrame) -> pd.DataFrame:
     """Columns of numbers and words: an estimate object is not JSON."""
     held = [name for name in data if data[name].map(lambda each: isinstance(each, Estimate)).any()]
@@ -234,7 +242,8 @@ def _color(data: pd.DataFrame, name: str) -> alt.Color:
 
 def _shape(data: pd.DataFrame, name: str) -> alt.Shape:
     names = list(dict.fromkeys(data[name].astype(str)))
-    scale = {"domain": names, "range": SHAPES[: len(names)]}
+    rest = cycle([each for each in SHAPES if each not in map(MARKS.get, names)] or SHAPES)
+    scale = {"domain": names, "range": [MARKS.get(each) or next(rest) for each in names]}
     return alt.Shape(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 

@@ -26,7 +26,7 @@ from plamo_study.present.theme import NOTHING, ROWS_KEY
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "others": "other programs took {:.0%} of the machine",
-    "waited": "the threads waited for {:.2g} of a CPU",
+    "waited": "the threads waited {:.0%} of the time for a CPU",
     "quota": "a CPU quota held the threads back",
     "starved": "something that the system does not show kept threads from computing",
     "load": "other programs took part of the machine",
@@ -233,12 +233,15 @@ def _scale(recording: Recording) -> str:
     return "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
 
 
-def of_rows(recording: Recording) -> Markdown:
-    """The same line for a page that is true of any rows."""
-    return Markdown(f"{disturbed(recording.rows)}{_rows(recording)}", metadata={ROWS_KEY: about(recording)})
+def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
+    """The same line for a page that is true of any rows; `of`: whose rows, where the page draws others too.
+
+    `judged`: how many were right, for rows whose verdicts are made from several of them.
+    """
+    return Markdown(f"{disturbed(recording.rows)}{_rows(recording, of, judged)}", metadata={ROWS_KEY: about(recording)})
 
 
-def _rows(recording: Recording) -> str:
+def _rows(recording: Recording, of: str = "", judged: str = "") -> str:
     rows, facts = recording.rows, recording.facts
     kinds = [weights_of(facts[name]) for name in model_names(rows) if name in facts]  # else no file was written
     threads = rows["n_threads"].max()
@@ -247,7 +250,7 @@ def _rows(recording: Recording) -> str:
     shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
     place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {_scale(recording)} ({weights})"
-    return f"*{computed(rows)} {returned(rows)}{place}.*"
+    return f"*{judged or computed(rows, of)} {returned(rows)}{place}.*"
 
 
 def about(recording: Recording) -> dict[str, Any]:
@@ -272,20 +275,27 @@ def _types(rows: pd.DataFrame) -> str:
     return str(counts.index[0]) if 2 * counts.max() >= len(rows) > 0 else f"{len(counts)} types of"
 
 
-def computed(rows: pd.DataFrame) -> str:
-    """How many rows were computed correctly, and which were not and are left out."""
+def computed(rows: pd.DataFrame, of: str = "") -> str:
+    """How many rows were computed correctly, and which were not and are left out; `of`: whose rows these are."""
+    whose = f" of {of}" if of else ""
     judged = rows[rows["model"] != ""]
     wrong = judged[~judged["verdict"].isin(RIGHT)]
     if wrong.empty:
-        return f"All {len(judged):,} rows were computed right."
+        return f"All {len(judged):,} rows{whose} were computed right."
     said = [
-        f"{len(group)} of {escaped(str(model))} ({_cells(group)}) {NOT_VALID.get(str(verdict), str(verdict))}"
+        f"{len(group)} of {escaped(str(model))} ({_cells(group)}) {_ended(str(verdict), group)}"
         for (verdict, model), group in wrong.groupby(["verdict", "model"], sort=False)
     ]
     return (
-        f"{len(judged) - len(wrong):,} of {len(judged):,} rows were computed right. The rest is left out: "
+        f"{len(judged) - len(wrong):,} of {len(judged):,} rows{whose} were computed right. The rest is left out: "
         f"{'; '.join(said)}."
     )
+
+
+def _ended(verdict: str, group: pd.DataFrame) -> str:
+    """How some rows that were not computed right ended: an error that a program reported is no crash."""
+    reported = verdict == "failed" and (group["status"] == "error").all()
+    return "ended with an error" if reported else NOT_VALID.get(verdict, verdict)
 
 
 def _cells(group: pd.DataFrame) -> str:

@@ -7,7 +7,8 @@
 
 The same cell is true of any rows. A threshold is set from what a reader would do differently, before rows are read. The
 questions of one table are a family: an answer other than "inconclusive" needs an interval on one side of the threshold
-and a p-value that survives the correction for all of them.
+and a p-value that survives the correction for all of them. Below three processes no interval is printed, and so there
+is no other answer either: two values can agree by chance.
 """
 
 import math
@@ -20,7 +21,7 @@ from IPython.display import Markdown
 from plamo_study.analysis import claims
 from plamo_study.analysis.estimates import NUMBERS
 from plamo_study.errors import StudyError
-from plamo_study.present.page_claims import METADATA, figure
+from plamo_study.present.page_claims import METADATA, few, figure
 from plamo_study.present.tables import Table, escaped
 
 FINDINGS = "plamo_study_findings"  # key of an output's metadata with its lines, for documents
@@ -93,7 +94,7 @@ class Questions(Table):
         family = claims.family(lines).to_dict("records") if lines else []
         self.lines = [
             {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"],
-             "verdict": ANSWERS[line["verdict"]]} for line in family
+             "verdict": ANSWERS["inconclusive" if few(line["estimate"]) else line["verdict"]]} for line in family
         ]  # fmt: skip
         whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
         shown = [

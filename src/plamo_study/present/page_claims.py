@@ -159,14 +159,17 @@ def _plain(line: Line) -> Line:
     return own | {"verdict": line["verdict"]}
 
 
+def few(found: Estimate) -> bool:
+    """Whether an estimate rests on too few processes for an interval to be printed; a share has an exact one."""
+    return found.n < FEW and bool(found.units) and not found.success
+
+
 def figure(line: Line) -> str:
     """A line's estimate as text; where processes are few, their range."""
     found: Estimate | None = line["estimate"]
     if found is None:
         return ""
-    if (
-        found.n < FEW and found.units and not found.success
-    ):  # too few for an interval: the range, and the number of processes
+    if few(found):  # the range, and the number of processes
         least, most = (each(found.units) for each in (min, max))
         least, most = (math.exp(least), math.exp(most)) if found.in_logs else (least, most)
         return f"{least:.3g} to {most:.3g} ({found.n} processes)"

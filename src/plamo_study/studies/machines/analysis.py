@@ -105,16 +105,18 @@ def _apart(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
-    """Per machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s; `least`: the best of the
-    study that read slowest) and `compute` (FLOP/s) for weights of the commonest type, `balance` (FLOP a byte),
-    `passes`, and `share`, their median share."""
+    """Per machine: MACHINE, `cores` (a GPU's: none), `memory` (bytes; a GPU's own), `os`, its ceilings `read` (B/s;
+    `least`: the best of the study that read slowest) and `compute` (FLOP/s) for weights of the commonest type,
+    `balance` (FLOP a byte), `passes`, and `share`, their median share."""
     facts = facts_of(studies)
     usual = found["dtype"].mode().iloc[0]
     entries = []
     for (machine, chip), group in found.groupby(MACHINE, sort=False):
         fact = facts[str(machine).removesuffix(ON_GPU)]
         read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
-        entry = {"machine": machine, "chip": chip, "cores": fact["performance_cores"], "memory": fact["memory_bytes"]}
+        board = fact["gpus"][0] if str(machine).endswith(ON_GPU) else None
+        cores, memory = None if board else fact["performance_cores"], (board or fact)["memory_bytes"]
+        entry = {"machine": machine, "chip": chip, "cores": cores, "memory": memory}
         entry |= {"os": fact["os"], "read": read, "least": group["least"].min(), "compute": compute}
         entry |= {"balance": compute / read, "passes": len(group), "share": float(group["share"].median())}
         entries.append(entry)
