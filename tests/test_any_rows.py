@@ -114,6 +114,7 @@ def executed(name):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)  # a simulation whose model has another name is made anew
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_written_from_other_rows(name, change, monkeypatch):

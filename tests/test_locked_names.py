@@ -94,7 +94,6 @@ def test_what_a_build_says_of_itself_is_made_of_the_features_in_the_sources():
     asked = re.findall(r"(\w+) = 1", " ".join([*matched, ENGINE["build"]]))
     assert set(asked) <= features, set(asked) - features
     assert f"{metal()} : " in ENGINE["build"]
-    assert [each.n_seq for each in kernels.switches(ENGINE, "Q8_0", 16, on_gpu=True)] == [1, 8]
 
 
 def test_options_and_variables_that_turn_a_gpu_off_are_those_that_are_read():

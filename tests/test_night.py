@@ -115,7 +115,8 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     said = capfd.readouterr().err
     hours, minutes = re.search(r"^Ends at about .* in (\d+) h (\d+) min\.$", said, re.MULTILINE).groups()
     assert 0.9 * MINUTES < 60 * int(hours) + int(minutes) <= MINUTES
-    assert 60 * (60 * int(hours) + int(minutes)) == pytest.approx(Clock.passed, rel=0.1)
+    said_s = 60 * (60 * int(hours) + int(minutes))
+    assert 0.8 * said_s <= Clock.passed <= 1.05 * said_s, "plans of a fixed length may end early"
     taken = [name for name in studies.NOTEBOOKS if "files" in parameters.declared(paths.NOTEBOOKS / f"{name}.ipynb")]
     assert list(found.in_notebooks) == taken
     assert set(found.in_notebooks.values()) == {0}, "the notebooks find all that the command measured"
@@ -170,7 +171,7 @@ def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing
     found, given_files = night
     found.interrupt_after = after
     with pytest.raises(KeyboardInterrupt):
-        go(given_files, 90)
+        go(given_files, 240)
     kept = {row.key for row in rows()}
     assert len(of_workers(rows())) == after
     ours, (engine, gpus) = machine.facts(), bench._asked("")
@@ -178,7 +179,7 @@ def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing
     monkeypatch.setattr(machine, "facts", lambda: ours | {"python": OTHER_PYTHON, "compiler": "another"})
     monkeypatch.setattr(bench, "_asked", lambda folder: (engine | {"sha256": OTHER_BUILD}, gpus))
     found.interrupt_after, before = None, len(found.cells)
-    assert go(given_files, 90) == 0
+    assert go(given_files, 240) == 0
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
     assert len(of_workers(measured)) == len(found.cells)
