@@ -18,6 +18,7 @@ from plamo_study.present.evidence import escaped
 from plamo_study.present.findings import ANSWERS, FINDINGS as FINDINGS_OF
 from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
+from plamo_study.present.theme import ROWS_KEY
 from plamo_study.studies import registry
 from plamo_study.studies.serving import endurance, results
 from plamo_study.studies.speculative import plan as speculation
@@ -75,7 +76,13 @@ def _evidence(notebook: nbformat.NotebookNode) -> str:
         if any(line in cell.source for line in lines)
         for each in cell.get("outputs", [])
     ]
-    return outputs[0]["data"]["text/markdown"] if outputs else ""
+    if outputs:
+        return str(outputs[0]["data"]["text/markdown"])
+    every = [each for cell in notebook.cells for each in cell.get("outputs", [])]
+    about = next(
+        (rows for each in every if (rows := each.get("metadata", {}).get("text/markdown", {}).get(ROWS_KEY))), None
+    )
+    return f"*{about['machine']}; {about['engine']}; {about['days'][-1]}.*" if about else ""
 
 
 def _where(notebook: nbformat.NotebookNode, claim: str, link: str) -> str:
