@@ -122,8 +122,8 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     assert set(found.in_notebooks.values()) == {0}, "the notebooks find all that the command measured"
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
-    order = list(dict.fromkeys(row.study for row in sorted(measured, key=lambda row: row.started)))
-    assert [studies.notebook_of(study) for study in order] == taken, "in order of need, the machine's page first"
+    order = list(dict.fromkeys(row.study for row in sorted(of_workers(measured), key=lambda row: row.started)))
+    assert list(dict.fromkeys(map(studies.notebook_of, order))) == taken, "in order of need, the machine's page first"
     for study in order:
         own = [row for row in sorted(measured, key=lambda row: row.started) if row.study == study]
         plan = collect.build(study, "mini", asked=asked.sweep(files=given_files))

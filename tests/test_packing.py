@@ -194,7 +194,7 @@ def numeric(kind):
 
 def test_every_number_in_a_row_has_bounds():
     parts = {name for kind in (Row, Conditions, State, Evidence, Request, Failure) for name in numeric(kind)}
-    of_cells = {name for name, value in columns(Decode()).items() if type(value) in (int, float, tuple)}
+    of_cells = {name for name, value in columns(Decode()).items() if type(value) in (int, float)} | {"calls", "rungs"}
     assert parts | of_cells == set(packing.BOUNDS)
 
 

@@ -73,7 +73,7 @@ def test_a_server_that_is_loading_is_waited_for_with_a_limit_that_is_said(stands
     assert len(said) == 1
     assert "at most 3 s" in said[0]
     with pytest.raises(StudyError, match="HTTP 503") as late:
-        meeting(stands_in("refuses"), seconds=4.0)
+        meeting(stands_in("refuses"), seconds=6.0)
     assert "--seconds" in late.value.mend
 
 

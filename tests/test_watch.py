@@ -283,7 +283,7 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
     drifted = drifted.assign(waited=first.map({True: 0.2, False: 0.0069}), drift=first.map({True: 0.0, False: 0.31}))
     assert "31%" in evidence.disturbed(drifted)
     waited = first.map({True: 0.0069, False: 0.25})
-    assert "0.25" in evidence.disturbed(drifted.assign(disturbed=True, disturbed_by="waited", waited=waited))
+    assert "25%" in evidence.disturbed(drifted.assign(disturbed=True, disturbed_by="waited", waited=waited))
     for each in evidence.DISTURBED_BY:
         assert evidence.disturbed(rows.assign(disturbed=True, disturbed_by=each, drift=0.2))
     assert evidence.disturbed(rows.assign(disturbed=first)) == "", "a few disturbed rows are left out in silence"

@@ -282,7 +282,8 @@ async def _met(
 
 async def _greeted(web: httpx2.AsyncClient, ask: Ask, say: Say, ignored: set[str]) -> tuple[Target, str]:
     ready_s = min(READY_S, ask.seconds / 2)
-    until = time.monotonic() + ready_s
+    begun = time.monotonic()
+    until = begun + 0.8 * ready_s  # the last answer takes its time too
     for turn, pause in enumerate(chain(PAUSES_S, repeat(PAUSES_S[-1]))):
         listed = await _listed(web, ask.target.url)
         name = _chosen(listed, ask.target)
@@ -294,7 +295,7 @@ async def _greeted(web: httpx2.AsyncClient, ask: Ask, say: Say, ignored: set[str
             say(f"not ready ({first.failure}): waiting for it, at most {ready_s:.0f} s")
         await asyncio.sleep(pause)
     if first.failure:
-        waited = f", after {time.monotonic() - until + ready_s:.0f} s of waiting" if first.status == UNREADY else ""
+        waited = f", after {time.monotonic() - begun:.0f} s of waiting" if first.status == UNREADY else ""
         raise StudyError(target.url, f"no answer: {first.failure}{waited}", _mend(first, ask, listed))
     ignored |= first.ignored | {f"{field} (refused)" for field in target.without}
     return target, server
