@@ -78,7 +78,7 @@ def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
 
 
 def _in_order(asked: Asked) -> list[Path]:
-    """Notebooks by number, with those that show the rows of all others last.
+    """Those with values of their own first, then by number, with those that show the rows of all others last.
 
     For files of a user's own and no names: those that take files, in order of need, the page of a machine first.
     """
@@ -88,7 +88,7 @@ def _in_order(asked: Asked) -> list[Path]:
         return sorted(
             (path for path in found if "files" in parameters.declared(path)), key=lambda p: need.index(p.stem)
         )
-    return sorted(found, key=lambda path: path.stem in studies.OF_ALL)
+    return sorted(found, key=lambda path: (path.stem not in asked.of_page, path.stem in studies.OF_ALL))
 
 
 def _execute(asked: Asked, values: dict[str, str]) -> int:

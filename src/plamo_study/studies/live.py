@@ -188,7 +188,7 @@ def named(cell: AnyCell) -> str:
     what = cell.workload
     if isinstance(cell, OnModel):
         together = f" × {cell.shape[0]}" if cell.shape[0] > 1 else ""
-        what = f"{cell.model} {what} {cell.shape[1]}+{cell.shape[2]}{together}"
+        what = f"{cell.model} {cell.dtype} {what} {cell.shape[1]}+{cell.shape[2]}{together}"
     return f"{what} ({cell.n_threads} threads)"
 
 
