@@ -12,7 +12,9 @@ from plamo_study.models import given
 
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
-REALS = {"rates": (0.001, 10_000, "number of requests a second"), "acceptance": (0, 1, "share")}
+REALS = {  # bounds, what it is, and some
+    "rates": (0.001, 10_000, "number of requests a second", "0.5,1,2"), "acceptance": (0, 1, "share", "0.5,0.7"),
+}  # fmt: skip
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of keys and of values
@@ -134,8 +136,8 @@ def _drafter(name: str, value: Any) -> tuple[File, ...]:
 
 def _reals(name: str, value: Any) -> tuple[float, ...]:
     """Finite numbers within the bounds of their name, in the order given, each once."""
-    least, most, what = REALS[name]
-    mend = f"give such numbers with commas, as -p {name} 0.5,{'0.7' if most == 1 else '1,2'}"
+    least, most, what, some = REALS[name]
+    mend = f"give such numbers with commas, as -p {name} {some}"
     found: list[float] = []
     for word in _words(value):
         try:

@@ -114,6 +114,11 @@ def scale_of(scale: str, sweep: Sweep) -> str:
     return registry.GIVEN if sweep.files else scale
 
 
+def threads_of(sweep: Sweep) -> int:
+    """The number of threads that was asked for, the first of several, else all performance cores."""
+    return (*sweep.n_threads, machine.performance_cores())[0]
+
+
 def on_file(cell: C, file: File) -> C:
     """A cell on another file."""
     return change(cell, model=file[0], scale=file[1], dtype=file[2])
@@ -139,6 +144,12 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
 def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
     """The matrix product in every type that most of these files' matrices have."""
     return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
+
+
+def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...]:
+    """The machine's ceilings for a study of these files; of files that were asked for also their kernels."""
+    found = ceilings(scale_of(scale, sweep), gpu, threads)
+    return (*found, *kernels_of(files, found[1])) if sweep.files else found
 
 
 def matrix_types(file: File) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ float, `[1,2]` stays text). Here an unknown name or a value of the wrong type is
 
 import ast
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ def declared(notebook: Path) -> dict[str, str]:
 
     An unannotated parameter has the type of its default. Raises StudyError when the file is not a readable notebook.
     """
+    seen = notebook.stat() if notebook.exists() else None
+    return dict(_as_seen(notebook, (seen.st_mtime_ns, seen.st_size, seen.st_ino) if seen else ()))
+
+
+@cache
+def _as_seen(notebook: Path, seen: tuple[int, ...]) -> dict[str, str]:
+    """What a notebook declares, read once as long as it looks the same: a command asks five times for each."""
     try:
         found = papermill.inspect_notebook(notebook)
     except Exception as problem:  # nbformat, papermill and JSON each raise their own kind here

@@ -66,11 +66,8 @@ def collect(
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
-    if why and not stands_in:
+    if why and (not stands_in or (not rows and _further(study, scale))):
         _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
-        return Recording(frame.frame([], {}), {}, study, at, "live")
-    if not rows and why and _further(study, scale):
-        _say(f"**{study} was not measured here:** {why}. To measure it, {MORE}.")
         return Recording(frame.frame([], {}), {}, study, at, source)
     if not rows and why:
         raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)

@@ -13,11 +13,10 @@ from plamo_study.measure.plan import (
     MODELS,
     STEPS,
     Plan,
-    ceilings,
     change,
     check_scale,
     files_of,
-    kernels_of,
+    limits_of,
     on_file,
     scale_of,
     thread_counts,
@@ -45,8 +44,7 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     base = change(base, n_gpu_layers=-1 if gpu else 0)
     base, files, own = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
-    limits: tuple[Cell, ...] = ceilings(own, base.n_gpu_layers != 0, threads)
-    limits += kernels_of(files, limits[1]) if sweep.files else ()
+    limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, threads)
     first = FIRST_SEQUENCES if not sweep.n_seq else (1,)
     order = (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES) if not sweep.n_seq else (1, *sweep.n_seq)
 

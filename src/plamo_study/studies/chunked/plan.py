@@ -21,6 +21,7 @@ from plamo_study.measure.plan import (
     files_of,
     on_file,
     scale_of,
+    threads_of,
     with_gates,
 )
 
@@ -52,7 +53,7 @@ def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     check_scale(scale)
     base = Arrival(depth=STARTED[scale], n_gen=STEPS, n_seq=(*sweep.n_seq, DECODING)[0])
     base = change(base, n_arriving=(*sweep.n_prompt, PROMPT)[0], n_gpu_layers=-1 if gpu else 0)
-    base = change(base, n_threads=(*sweep.n_threads, machine.performance_cores())[0], **sweep.settings())
+    base = change(base, n_threads=threads_of(sweep), **sweep.settings())
     every, needed = _own(scale, base) if sweep == NOTHING else _asked(base, files_of(scale, sweep), sweep)
     planned = with_gates("06-chunked", scale_of(scale, sweep), every, exact_cache=False)
     return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=f"{__package__}.workload")

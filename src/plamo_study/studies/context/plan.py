@@ -52,7 +52,8 @@ def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     walked = plan.change(base, n_ctx=WALKED[scale], way=WALK, rungs=())
     walks = [on_file(walked, file) for file in files[:2]] if max(deepest) >= WALKED[scale] else []
     near = [] if sweep.files else _near(base, files[:2])
-    planned = _planned("05-context", scale, (*ladders, *walks, *near, *_limits(scale, base, files, sweep)), sweep)
+    limits = plan.limits_of(files, scale, sweep, base.n_gpu_layers != 0, (base.n_threads,))
+    planned = _planned("05-context", scale, (*ladders, *walks, *near, *dict.fromkeys(limits)), sweep)
     return replace(planned, compared=(ladders[0], *walks[:1]))
 
 
@@ -65,13 +66,6 @@ def _near(base: Depth, files: tuple[File, ...]) -> list[Cell]:
         for n in NEAR
         for seed in range(NEAR_PROCESSES[file[1]])
     ]
-
-
-def _limits(scale: str, base: Depth, files: tuple[File, ...], sweep: Sweep) -> tuple[Cell, ...]:
-    """The machine's ceilings, and of files that were given their kernels."""
-    limits = plan.ceilings(scale_of(scale, sweep), base.n_gpu_layers != 0, (base.n_threads,))
-    kernels = plan.kernels_of(files, limits[1]) if sweep.files else ()
-    return tuple(dict.fromkeys((*limits, *kernels)))
 
 
 def _rungs(sweep: Sweep) -> tuple[int, ...]:
@@ -181,7 +175,7 @@ def _base(scale: str, gpu: bool, sweep: Sweep = NOTHING) -> tuple[Depth, tuple[F
     """
     plan.check_scale(scale)
     files = files_of(scale, sweep, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1]))
-    threads = (*sweep.n_threads, machine.performance_cores())[0]
+    threads = plan.threads_of(sweep)
     base = on_file(Depth(n_gen=STEPS, n_threads=threads, n_gpu_layers=-1 if gpu else 0, flash_attn="on"), files[0])
     base = plan.change(base, **sweep.settings())
     if base.flash_attn == "off" and base.type_v not in WIDE:

@@ -8,10 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from plamo_study.measure import machine
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, Service, Shipment
-from plamo_study.measure.plan import Plan, change, check_scale, files_of, fits, on_file, scale_of, with_gates
+from plamo_study.measure.plan import (
+    Plan,
+    change,
+    check_scale,
+    files_of,
+    fits,
+    on_file,
+    scale_of,
+    threads_of,
+    with_gates,
+)
 from plamo_study.models import registry
 
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
@@ -35,7 +44,7 @@ PATIENCE = 3  # times the usual limit: the longest prompts take a minute on a sl
 def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Notebook 09: prefill here, decode there. `sweep`: other files, lengths of shipped prompts, or threads."""
     check_scale(scale)
-    n_threads = (*sweep.n_threads, machine.performance_cores())[0]
+    n_threads = threads_of(sweep)
     base = Shipment(n_gen=STEPS, flash_attn="on", n_gpu_layers=-1 if gpu else 0, n_threads=n_threads)
     lengths = sweep.n_prompt or LENGTHS[scale]
     of_files = [list(_of_file(on_file(base, file), scale, lengths)) for file in files_of(scale, sweep)]

@@ -8,12 +8,11 @@ from plamo_study.measure.cells import Cell, Idle, Prefill
 from plamo_study.measure.plan import (
     DEPTH,
     Plan,
-    ceilings,
     change,
     check_scale,
     files_of,
     fits,
-    kernels_of,
+    limits_of,
     on_file,
     scale_of,
     thread_counts,
@@ -48,8 +47,7 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
     ]  # fmt: skip
     if sweep.files and not (sweep.n_prompt or sweep.n_gen):  # our own choice gives way to a short context
         asked = [cell for cell in asked if fits(cell)]
-    limits: tuple[Cell, ...] = ceilings(own, gpu, threads)
-    limits += kernels_of(files, limits[1]) if sweep.files else ()
+    limits = limits_of(files, scale, sweep, gpu, threads)
     if energy.meters():  # idle power belongs to no phase
         limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []

@@ -20,6 +20,7 @@ from plamo_study.measure.plan import (
     kernels_of,
     on_file,
     scale_of,
+    threads_of,
     types,
     with_gates,
 )
@@ -46,7 +47,7 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     prompt would only cost time. The batched cell is that of the study of batch scaling.
     """
     check_scale(scale)
-    n_threads = (*sweep.n_threads, machine.performance_cores())[0]
+    n_threads = threads_of(sweep)
     base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_threads=n_threads, n_gpu_layers=-1 if gpu else 0)
     base = change(base, **sweep.settings())
     alone = change(base, n_gen=(*sweep.n_gen, STEPS)[0])

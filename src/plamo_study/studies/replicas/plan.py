@@ -12,13 +12,13 @@ from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, MatMul, Replicas
 from plamo_study.measure.plan import (
     Plan,
-    ceilings,
     change,
     check_scale,
     files_of,
-    kernels_of,
+    limits_of,
     on_file,
     scale_of,
+    threads_of,
     with_gates,
 )
 from plamo_study.models import given, registry
@@ -40,14 +40,13 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """
     check_scale(scale)
     own, files, totals = scale_of(scale, sweep), files_of(scale, sweep), sweep.n_seq or TOTALS
-    base = Replicas(n_prompt=PROMPT, n_gen=STEPS[scale], n_threads=(*sweep.n_threads, machine.performance_cores())[0])
+    base = Replicas(n_prompt=PROMPT, n_gen=STEPS[scale], n_threads=threads_of(sweep))
     base = on_file(change(base, n_gpu_layers=-1 if gpu else 0), files[0])
     processes = _processes(sweep, totals)
     first, *rest = ([_arranged(base, p, n // p) for p in processes if n % p == 0] for n in totals)
     fewer = [cell for each in rest for cell in each]
     fewest = (rest or [first])[-1]
-    limits = ceilings(own, gpu, (base.n_threads,))
-    limits += kernels_of(files, limits[1]) if sweep.files else ()
+    limits = limits_of(files, scale, sweep, gpu, (base.n_threads,))
     crash = [change(cell, killed=1) for cell in fewest if cell.n_processes == 2]
     needed = [cell for cell in (*first, *limits, *crash, *_parts(first)) if _fits(cell)]
     second = [on_file(cell, file) for file in files[1:] for cell in (*first, *fewer)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, texts
+from plamo_study.measure import texts
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import File, Speculate
 from plamo_study.measure.plan import (
@@ -22,6 +22,7 @@ from plamo_study.measure.plan import (
     fits,
     on_file,
     scale_of,
+    threads_of,
     with_gates,
 )
 from plamo_study.models import registry
@@ -140,7 +141,7 @@ def _base(scale: str, gpu: bool, file: File, sweep: Sweep = NOTHING) -> Speculat
     """A draft of the usual length on a file, or of the first length asked for."""
     usual = USUAL if not sweep.n_draft or USUAL in sweep.n_draft else sweep.n_draft[0]
     base = Speculate(depth=DEPTH, n_gen=GENERATED, n_draft=usual)
-    n_threads = (*sweep.n_threads, machine.performance_cores())[0]
+    n_threads = threads_of(sweep)
     base = change(base, n_threads=n_threads, n_gpu_layers=-1 if gpu else 0)
     return on_file(change(base, **sweep.settings()), file)
 

@@ -7,12 +7,11 @@ from plamo_study.measure.cells import Trace
 from plamo_study.measure.plan import (
     BLOCKS,
     Plan,
-    ceilings,
     change,
     check_scale,
     files_of,
     fits,
-    kernels_of,
+    limits_of,
     on_file,
     scale_of,
     thread_counts,
@@ -36,7 +35,6 @@ def trace(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = change(base, **sweep.settings())
     cells = tuple(on_file(base, file) for file in files)
     cells = tuple(cell if fits(cell) else change(cell, n_prompt=SHORT) for cell in cells)
-    limits = ceilings(own, base.n_gpu_layers != 0, threads)
-    limits += kernels_of(files, limits[1]) if sweep.files else ()
+    limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, threads)
     planned = with_gates("02-trace", own, tuple(dict.fromkeys((*cells, *limits))), exact_cache=False)
     return replace(planned, blocks=2 if scale == "mini" else BLOCKS, workload=f"{__package__}.workload")
