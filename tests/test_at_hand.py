@@ -60,7 +60,7 @@ def test_without_its_proof_no_process_of_a_cell_is_right(swept, ended, verdict):
 def test_a_page_is_measured_where_every_file_that_it_needs_has_rows(lean, swept, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     assert not at_hand.measured(lean)
-    target = recording.journal_path(at_hand.NOTEBOOK, "mini", recording.LOCAL)
+    target = journal.journal_path(at_hand.NOTEBOOK, "mini", journal.LOCAL)
     target.parent.mkdir(parents=True)
     shutil.copy(swept[1], target)
     assert at_hand.measured(lean)

@@ -16,6 +16,7 @@ from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, runner
 from plamo_study.measure.asked import sweep
+from plamo_study.measure.cells import FEW, LADDER, WALK, WHOLE_WINDOW
 from plamo_study.measure.files import model_fact
 from plamo_study.models import given
 from plamo_study.oracle.compare import relative_error
@@ -28,7 +29,6 @@ from plamo_study.studies.context import (
     prediction as context_prediction,
     workload as depth,
 )
-from plamo_study.studies.context.plan import FEW, LADDER, WALK, WHOLE_WINDOW
 
 PART = 32
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)

@@ -24,9 +24,10 @@ from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, durations, journal, machine, plan, runner, server, watch
 from plamo_study.measure.cells import Gate, Replicas
+from plamo_study.measure.journal import LOCAL, REFERENCE, journal_path
 from plamo_study.measure.process import work
 from plamo_study.measure.quantizing import quantize
-from plamo_study.measure.recording import DEVICES, LOCAL, REFERENCE, journal_path, of_device, read
+from plamo_study.measure.recording import DEVICES, of_device, read
 from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job

@@ -13,8 +13,8 @@ from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import ROUNDINGS
 from plamo_study.measure import frame, journal, plan, proof, quantizing
 from plamo_study.measure.cells import columns
+from plamo_study.measure.journal import REFERENCE, journal_path
 from plamo_study.measure.process import work
-from plamo_study.measure.recording import REFERENCE, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes

@@ -19,9 +19,8 @@ from plamo_study.cli import report
 from plamo_study.measure import bench, frame, journal, machine, runner, system, watch
 from plamo_study.measure.cells import Idle
 from plamo_study.measure.facts import Machine
-from plamo_study.measure.machine import State
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Conditions, Evidence
+from plamo_study.measure.rows import Conditions, Evidence, State
 
 pytestmark = pytest.mark.timeout(100)
 SECOND, PAGE = 10**9, 16384

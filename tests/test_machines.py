@@ -14,7 +14,7 @@ from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
 from plamo_study.measure.frame import unstarred
-from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
+from plamo_study.measure.journal import LOCAL, OTHERS, REFERENCE
 from plamo_study.present import processors
 from plamo_study.studies import registry
 from plamo_study.studies.chunked import calls, plan as chunked

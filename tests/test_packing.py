@@ -20,8 +20,7 @@ from plamo_study.cli import rows as commands
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
 from plamo_study.measure.cells import Decode, columns
-from plamo_study.measure.machine import State
-from plamo_study.measure.rows import Conditions, Evidence, Fact, Failure, Request, Row, content_id, row_key
+from plamo_study.measure.rows import Conditions, Evidence, Fact, Failure, Request, Row, State, content_id, row_key
 from plamo_study.measure.tasks import REPEAT
 from plamo_study.studies.machines import strangers
 from plamo_study.studies.registry import STUDIES

@@ -7,7 +7,7 @@ from test_left_out import shown
 
 from plamo_study import measurements, paths
 from plamo_study.measure import journal, plan, recording, runner
-from plamo_study.measure.recording import LOCAL, REFERENCE
+from plamo_study.measure.journal import LOCAL, REFERENCE
 from plamo_study.measure.rows import Fact, Row
 from plamo_study.present import theme
 from plamo_study.studies import collect, registry
@@ -33,7 +33,7 @@ def released(record):
 
 def recorded(study):
     """The recorded journal of a study, at full size where there is one; its records."""
-    paths_of = [recording.journal_path(study, scale, REFERENCE) for scale in ("shape", "mini")]
+    paths_of = [journal.journal_path(study, scale, REFERENCE) for scale in ("shape", "mini")]
     return next((journal.read(path) for path in paths_of if path.exists()), [])
 
 
@@ -48,7 +48,7 @@ def as_released(tmp_path, monkeypatch):
             at, records = registry.shown_at(study, "weights"), recorded(study)
             records = [*filter(None, map(released, records))] if at == "weights" else records
             rewritten[f"{study}.{at}.jsonl"] = b"".join(msgspec.json.encode(each) + b"\n" for each in records)
-        for place in (REFERENCE, recording.OTHERS):
+        for place in (REFERENCE, journal.OTHERS):
             (folder / place).parent.mkdir(exist_ok=True)
             (folder / place).symlink_to(paths.MEASURED / place)
         (folder / LOCAL).mkdir()
@@ -58,7 +58,7 @@ def as_released(tmp_path, monkeypatch):
         monkeypatch.setattr(paths, "MEASURED", folder)
 
     def measured(study, scale, at, *_):
-        rows = journal.latest_rows(journal.read(recording.journal_path(study, at, LOCAL)))
+        rows = journal.latest_rows(journal.read(journal.journal_path(study, at, LOCAL)))
         return runner.Summary(recording.of_one_machine(rows), 0), ""
 
     monkeypatch.setattr(collect, "_measured", measured)

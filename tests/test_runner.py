@@ -270,10 +270,10 @@ def timed(rows, anchors, cells):
 
 
 def test_a_block_whose_anchor_and_cells_drift_is_marked_and_an_anchor_alone_marks_nothing(swept):
-    drift = frame.drift_by_block(timed(swept[1].rows, {0: 100, 1: 100, 2: 100, 3: 130}, {0: 1000, 1: 1000, 2: 1250}))
+    drift = watch.drift_by_block(timed(swept[1].rows, {0: 100, 1: 100, 2: 100, 3: 130}, {0: 1000, 1: 1000, 2: 1250}))
     assert (drift[0], drift[1]) == (0, 0)
     assert drift[2] == pytest.approx(0.25)
-    drift = frame.drift_by_block(timed(swept[1].rows, {0: 100, 1: 130, 2: 100, 3: 100}, {0: 1000, 1: 1010, 2: 990}))
+    drift = watch.drift_by_block(timed(swept[1].rows, {0: 100, 1: 130, 2: 100, 3: 100}, {0: 1000, 1: 1010, 2: 990}))
     assert max(drift.values()) == pytest.approx(0.01)
 
 
@@ -319,7 +319,7 @@ def test_an_anchor_is_as_many_processes_as_planned_and_counts_as_their_median(tm
         msgspec.structs.replace(row, conditions=Conditions(load_1min=0.0), samples_ns=[[next(times)]])
         for row in anchors
     ]
-    assert frame.drift_by_block(made)[0] == 0, "one slow process of three moves no median"
+    assert watch.drift_by_block(made)[0] == 0, "one slow process of three moves no median"
 
 
 def test_marked_blocks_are_measured_again_at_most_as_often_as_planned(tmp_path, monkeypatch, once):

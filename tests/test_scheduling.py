@@ -17,7 +17,7 @@ from plamo_study import measurements
 from plamo_study.errors import StudyError
 from plamo_study.measure import recording, runner, server
 from plamo_study.measure.asked import sweep
-from plamo_study.measure.cells import Traffic
+from plamo_study.measure.cells import PARTS, SERVER, SPLIT, Traffic
 from plamo_study.measure.plan import change
 from plamo_study.studies import cluster
 from plamo_study.studies.disaggregation import requests
@@ -36,7 +36,6 @@ from plamo_study.studies.scheduling import (
 )
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, serve
-from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import fit
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more

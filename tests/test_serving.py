@@ -21,7 +21,7 @@ from plamo_study.measure.cells import Serving
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
 from plamo_study.measure.tolerance import NEAR_TIE
-from plamo_study.studies.serving import analysis, client, load, metrics, plan, workload
+from plamo_study.studies.serving import analysis, client, load, metrics, objectives, workload
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 
 MS = 1_000_000
@@ -322,7 +322,7 @@ def test_metrics_are_what_they_and_other_tools_define_them_as():
     assert told["throughput"] == pytest.approx(10 / 0.330)
     assert np.isnan(told["ttft_p90"]), "two requests are too few for a percentile"
     kept = [request(100, 10), request(200, 10), request(100, 20)]
-    assert metrics.goodput(kept, plan.Objectives(0.15, 0.015)) == pytest.approx(1 / metrics.span(kept))
+    assert metrics.goodput(kept, objectives.Objectives(0.15, 0.015)) == pytest.approx(1 / metrics.span(kept))
 
 
 def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock():
@@ -395,18 +395,18 @@ def searched(rng, speed):
     for _ in range(load.STEPS):
         rate = (low * high) ** 0.5
         share = queue(rng, rate, speed)
-        low, high = (rate, high) if share >= plan.ENOUGH else (low, rate)
+        low, high = (rate, high) if share >= objectives.ENOUGH else (low, rate)
         yield rate, share
 
 
 def test_the_knee_s_interval_holds_the_true_knee_of_a_queue_as_often_as_it_says():
     rng, rates = np.random.default_rng(1), np.geomspace(0.5, 8, 25)
     shares = [np.mean([queue(rng, rate, 1.0) for _ in range(100)]) for rate in rates]
-    truth = float(np.exp(np.interp(-plan.ENOUGH, -np.array(shares), np.log(rates))))
+    truth = float(np.exp(np.interp(-objectives.ENOUGH, -np.array(shares), np.log(rates))))
     found = []
     for _ in range(50):
         tried = [(*step, n) for n in range(8) for step in searched(rng, np.exp(0.03 * rng.standard_normal()))]
-        found.append(stats.threshold(*map(list, zip(*tried, strict=True)), plan.ENOUGH, 16))
+        found.append(stats.threshold(*map(list, zip(*tried, strict=True)), objectives.ENOUGH, 16))
     assert np.mean([one.low <= truth <= one.high for one in found]) > 0.85
     assert np.median([one.value for one in found]) == pytest.approx(truth, rel=0.05)
 

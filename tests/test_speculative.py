@@ -16,14 +16,13 @@ from trials import drafts as served
 from plamo_study.engine import builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import cells, server
-from plamo_study.measure.cells import Speculate
+from plamo_study.measure import cells, server, tolerance
+from plamo_study.measure.cells import TERMS, Speculate
 from plamo_study.measure.process import work
 from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 from plamo_study.studies.speculative import analysis, drafters, loop, plan, workload
-from plamo_study.studies.speculative.plan import TERMS
 
 K = 4
 KEYS = itertools.count()
@@ -317,5 +316,5 @@ def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
         place = 30
         other = int(np.argsort(reference.expected(place))[-2])
         gap, rounding = workload._explained(speculate(), session, reference, place, other)
-        assert gap > plan.BOTH_MOVE * rounding
+        assert gap > tolerance.BOTH_MOVE * rounding
         assert 0 < rounding < 1e-2

@@ -14,7 +14,7 @@ from plamo_study.cli import report
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import Engine, Minutes, use_engine
 from plamo_study.cli.terminal import Terminal
-from plamo_study.measure import recording
+from plamo_study.measure import journal, recording
 from plamo_study.measure.cells import Prefill
 from plamo_study.measure.plan import MODELS, model_file
 from plamo_study.measure.process import work
@@ -41,7 +41,7 @@ def law(
     """Hold the batching law of PLaMo 2 against the engine; exit code 1 where one configuration ends otherwise."""
     use_engine(engine)
     planned = plan.batching_law("mini", seeds=tuple(seed or plan.LAW_SEEDS), n=n)
-    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     summary = report.sweep(planned, path, minutes=minutes)
     if summary.lacking:
         raise typer.Exit(1)

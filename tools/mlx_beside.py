@@ -31,10 +31,9 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, machine, watch
 from plamo_study.measure.bench import START_LIMIT_S, Bench, Elsewhere
 from plamo_study.measure.cells import Decode, Gate, OnModel, Prefill
-from plamo_study.measure.journal import Journal, latest_rows, read
+from plamo_study.measure.journal import LOCAL, Journal, journal_path, latest_rows, read
 from plamo_study.measure.plan import MODELS, Plan, change, with_gates
 from plamo_study.measure.process import Outcome, work
-from plamo_study.measure.recording import LOCAL, journal_path
 from plamo_study.measure.rows import Row
 from plamo_study.measure.runner import CALM_S
 from plamo_study.measure.tasks import Task, Tasks

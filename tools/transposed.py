@@ -17,8 +17,7 @@ from plamo_study.engine import architectures
 from plamo_study.engine.ggml import Tensor
 from plamo_study.engine.nodes import Watched, name_of
 from plamo_study.measure.cells import Hybrid
-from plamo_study.measure.journal import latest_rows, read
-from plamo_study.measure.recording import journal_path
+from plamo_study.measure.journal import journal_path, latest_rows, read
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.hybrids import questions
 from plamo_study.studies.hybrids.catalogue import QUESTIONS, STEPS

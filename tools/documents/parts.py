@@ -11,7 +11,8 @@ from documents.headlines import recorded
 from plamo_study import paths
 from plamo_study.growing import growing
 from plamo_study.measure import concurrency
-from plamo_study.measure.recording import REFERENCE, Recording
+from plamo_study.measure.journal import REFERENCE
+from plamo_study.measure.recording import Recording
 from plamo_study.measurements import answers
 from plamo_study.present import collected
 from plamo_study.present.evidence import escaped

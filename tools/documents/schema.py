@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from plamo_study.measure import cells, machine, rows
+from plamo_study.measure import cells, rows
 
 ROWS: Sequence[type[msgspec.Struct]] = (
-    rows.Row, rows.Results, rows.Conditions, machine.State, rows.Evidence, rows.Request, rows.Failure, rows.Fact
+    rows.Row, rows.Results, rows.Conditions, rows.State, rows.Evidence, rows.Request, rows.Failure, rows.Fact
 )  # fmt: skip
 SHARED: Sequence[type[msgspec.Struct]] = (cells.AnyCell, cells.OnEngine, cells.OnModel, cells.OnText, cells.Comparison)
 

@@ -22,7 +22,7 @@ from plamo_study.studies.chunked import analysis as chunked
 from plamo_study.studies.machines.gpu import SCAN
 from plamo_study.studies.numeric_range import backends
 from plamo_study.studies.serving import analysis as serving
-from plamo_study.studies.serving.plan import SLOTS
+from plamo_study.studies.serving.objectives import SLOTS
 from plamo_study.studies.serving.results import CROWDED, HELD_AT, HELD_UP, Crowds
 from plamo_study.studies.speculative import analysis as speculation
 

@@ -20,7 +20,7 @@ from plamo_study import children, progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, result_file, server
 from plamo_study.measure.plan import MODELS, check_scale
-from plamo_study.studies.serving import client, load, metrics, plan, questions, traffic
+from plamo_study.studies.serving import client, load, metrics, objectives, questions, traffic
 from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.results import AIPERF, BESIDE, INSTALL, OURS, Beside, Run
@@ -50,7 +50,7 @@ SETTINGS = (
 def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Beside:
     """Both clients on a new llama-server with the attention model, in alternating order. StudyError where one fails."""
     check_scale(scale)
-    n_prompt, n_gen = plan.SHORT[scale]
+    n_prompt, n_gen = objectives.SHORT[scale]
     said = version(aiperf)
     loads = LOADS[scale]
     prompts = questions.prompts(path, max(loads.values()), n_prompt, n_gen)

@@ -11,7 +11,7 @@ import numpy as np
 from plamo_study import progress
 from plamo_study.measure import machine, result_file, server
 from plamo_study.measure.plan import MODELS
-from plamo_study.studies.serving import metrics, plan, questions
+from plamo_study.studies.serving import metrics, objectives, questions
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.results import CROWD, PATCHED, RELEASED, Crowd, Crowds
@@ -25,7 +25,7 @@ MS = 1e3
 
 def compare(path: Path, rounds: int = ROUNDS) -> Crowds:
     """Run every load on new servers of each kind, in turn. StudyError if one is not built or a request fails."""
-    n_prompt, n_gen = plan.SHORT["mini"]
+    n_prompt, n_gen = objectives.SHORT["mini"]
     prompts = questions.prompts(path, max(LOADS.values()), n_prompt, n_gen)
     both = {RELEASED: built(stock(path, "mini")), PATCHED: built(stock(path, "mini"), patched=True)}
     loads: list[Crowd] = []

@@ -18,21 +18,21 @@ import psutil
 from plamo_study import progress
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, recording, result_file, server
+from plamo_study.measure import journal, machine, recording, result_file, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.server import Server
 from plamo_study.studies.serving import (
     client,
     load,
     metrics,
-    plan,
+    objectives,
     questions,
     results,
     traffic,
     workload,
 )
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
-from plamo_study.studies.serving.plan import DISTINCT, ENOUGH
+from plamo_study.studies.serving.objectives import DISTINCT, ENOUGH
 from plamo_study.studies.serving.results import HELD_AT, Minute, Soak
 from plamo_study.studies.serving.workload import stock
 
@@ -105,7 +105,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, 
     if held_s and minutes * MINUTE_S <= HELD_AT * MINUTE_S + held_s:
         why = f"would be held up for {held_s:g} s after {HELD_AT} minutes of {minutes}"
         raise StudyError("a server", why, "give more --minutes, or a shorter --hold")
-    n_prompt, n_gen = plan.SHORT[scale]
+    n_prompt, n_gen = objectives.SHORT[scale]
     prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
     with server.started(workload.built(stock(path, scale), patched=True) if patched else stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
@@ -200,7 +200,7 @@ def sustained(scale: str, place: str) -> float:
 
     Raises StudyError where none was sought on this machine.
     """
-    found = recording.read("11-serving", {recording.REFERENCE: "recorded"}.get(place, "live"), scale)
+    found = recording.read("11-serving", {journal.REFERENCE: "recorded"}.get(place, "live"), scale)
     rows = usable(found.rows) if found else None
     sought = rows[(rows["pattern"] == "knee") & (rows["model"] == MODELS[1])]["series"] if rows is not None else []
     tried = [[rate for rate, share in zip(of["rates"], of["met"], strict=True) if share >= ENOUGH] for of in sought]

@@ -9,12 +9,13 @@ are an upper bound.
 from dataclasses import dataclass
 from typing import Any
 
+from plamo_study.oracle.mamba import SCAN_FLOPS
+
 Model = dict[str, Any]
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
             "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
 STATE_BYTES = 4  # llama.cpp keeps recurrent and convolution state in F32
 NO_MATMUL = {"token_embd", "output", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias"}
-SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply
 PRODUCTS = ("weights of the blocks", "output head")  # the parts that are matrix products
 
 

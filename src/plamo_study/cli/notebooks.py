@@ -15,7 +15,7 @@ from plamo_study import paths
 from plamo_study.cli import publishing, report
 from plamo_study.cli.alone import alone
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, plan, recording, runner
+from plamo_study.measure import journal, machine, plan, runner
 from plamo_study.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.publish import inputs, parameters, runs
 from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, live as told, registry as studies
@@ -167,7 +167,7 @@ def _measure(
     at_most = share * asked.at_most / (asked.minutes or 1)
     try:
         varied = _varied(study, varied)
-        summary = report.measure(study, scale, recording.LOCAL, minutes=share, at_most=at_most, asked=varied)
+        summary = report.measure(study, scale, journal.LOCAL, minutes=share, at_most=at_most, asked=varied)
     except runner.NoTimeError as error:
         report.no_time(error, budget.enough(asked.minutes, share, error.needed_s))
         return False
@@ -199,7 +199,7 @@ def _measure_core(limit: float, files: list[str]) -> tuple[bool, str]:
     if new:
         _say_how_long([planned], lacking, limit)
     report.beforehand([told.Ahead(planned, limit)])
-    summary = report.measure(core.NOTEBOOK, scale, recording.LOCAL, minutes=limit, asked=varied)
+    summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
     if new:
         report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
     return not (summary.unexpected or summary.lacking), scale

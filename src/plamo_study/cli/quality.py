@@ -10,7 +10,7 @@ from rich.text import Text
 from plamo_study.cli import report
 from plamo_study.cli.options import Accept, Engine, Scale, accept_findings, use_engine
 from plamo_study.cli.terminal import Grid, Terminal
-from plamo_study.measure import bench, recording
+from plamo_study.measure import bench, journal, recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,7 @@ def quality(
     use_engine(engine)
     accept_findings(accept)
     planned = plan_quality.quality(scale, bench.engine_facts()["gpu_offload"], text)
-    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     summary = report.sweep(planned, path)
     table = figures.table(recording.framed(summary, path)[0])
     if not table.empty:

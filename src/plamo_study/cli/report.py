@@ -22,7 +22,7 @@ from plamo_study import paths
 from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
-from plamo_study.measure import plan, recording, runner
+from plamo_study.measure import journal, plan, runner
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Gate
 from plamo_study.measure.process import Outcome
@@ -42,7 +42,7 @@ _last_line = -LOG_EVERY_S
 
 def place(reference: bool) -> str:
     """The place where a command stores its rows."""
-    return recording.REFERENCE if reference else recording.LOCAL
+    return journal.REFERENCE if reference else journal.LOCAL
 
 
 def measure(
@@ -58,7 +58,7 @@ def measure(
 ) -> runner.Summary:
     """Measure a study with a progress bar: the running cell, failures, and the time left."""
     planned = collect.build(study, scale, asked=asked)
-    path = recording.journal_path(study, planned.scale, place)
+    path = journal.journal_path(study, planned.scale, place)
     return sweep(planned, path, retry_failed, beside, minutes, elsewhere, at_most, asked)
 
 

@@ -11,7 +11,7 @@ from plamo_study.cli.options import Json, Replace
 from plamo_study.cli.terminal import Grid, Terminal, echo
 from plamo_study.foreign import check_file
 from plamo_study.growing import check_out, growing
-from plamo_study.measure import packing, recording
+from plamo_study.measure import journal, packing
 from plamo_study.present import processors
 from plamo_study.studies import registry
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 def pack(
     out: Annotated[Path | None, typer.Argument(help="output file; none: MACHINE.rows.gz in this folder")] = None,
     machine: Annotated[str, typer.Option(help="id from `rows list`; none: the machine measured last")] = "",
-    place: Annotated[str, typer.Option(help="local: measured here; reference: the tracked rows")] = recording.LOCAL,
+    place: Annotated[str, typer.Option(help="local: measured here; reference: the tracked rows")] = journal.LOCAL,
     force: Replace = False,
 ) -> None:
     """Write a machine's rows and their facts to one file, without host, user or folder names, and NAME.md beside it:
@@ -44,7 +44,7 @@ def pack(
     found = packing.unpack(made.data, registry.STUDIES)
     strangers.check(found)
     command = "plamo-study rows pack" + (f" --machine {machine}" if machine else "")
-    introduced = strangers.text(found, out.name, command + (f" --place {place}" if place != recording.LOCAL else ""))
+    introduced = strangers.text(found, out.name, command + (f" --place {place}" if place != journal.LOCAL else ""))
     for path, data in ((out, made.data), (about, introduced.encode())):
         with growing(path) as partial:
             partial.write_bytes(data)
@@ -68,7 +68,7 @@ def add(
     from plamo_study.studies.machines import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
 
     check_file(file, packing.MOST_BYTES)
-    place = recording.OTHERS if tracked else ""
+    place = journal.OTHERS if tracked else ""
     found = packing.unpack(file, registry.STUDIES)
     strangers.check(found)
     new = packing.file(found, place)

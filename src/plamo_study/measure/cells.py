@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 from msgspec import field
 
+from plamo_study.errors import StudyError
 from plamo_study.fields import ORDER
 
 File = tuple[str, str, str]  # model, scale, and type or recipe
@@ -219,6 +220,9 @@ class Naive(OnModel, frozen=True, kw_only=True):
     n_gen: int = 0  # output tokens
 
 
+LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # ways of a `Depth`, by their names in rows
+
+
 class Depth(OnText, frozen=True, kw_only=True):
     """Prefill and decode at growing depth or, of a text, what kinds of cache do to its predictions."""
 
@@ -272,6 +276,9 @@ class Replicas(OnModel, frozen=True, kw_only=True):
         return max(self.n_threads // self.n_processes, 1)
 
 
+PHASES = ("prefill", "save", "check", "send", "load", "step")  # of a shipment, as its samples have them
+
+
 class Shipment(OnModel, frozen=True, kw_only=True):
     """A prompt evaluated in one process and answered in another, which gets the sequence's state over TCP."""
 
@@ -291,6 +298,9 @@ class Service(OnModel, frozen=True, kw_only=True):
     n_requests: int = 1
     per_second: float = 1.0  # arrivals, in the mean
     mode: Literal["", "shared", "split"] = field(default="", name="label")  # split: threads are shared out
+
+
+TERMS = ("draft", "save", "verify", "restore", "replay")  # parts of a round that are timed
 
 
 class Speculate(OnText, frozen=True, kw_only=True):
@@ -321,6 +331,29 @@ class Speculate(OnText, frozen=True, kw_only=True):
         """Whether the bindings' own loop gives the target's tokens."""
         return self.way == "binding"
 
+    def check(self) -> None:
+        """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
+        what = f"a draft of {self.n_draft} tokens"
+        if self.n_draft < 0 or not 0 <= self.accepts <= 1:
+            raise StudyError(
+                what, f"accepted at a rate of {self.accepts} means nothing", "0 tokens or more, a rate in 0..1"
+            )
+        if (self.n_draft + 1) * self.n_seq > self.n_batch:
+            why = f"and the token before it make {self.n_seq} times {self.n_draft + 1}, a call holds {self.n_batch}"
+            raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
+        if self.n_draft > self.depth + self.n_gen:
+            raise StudyError(
+                what, f"is longer than the context of {self.depth + self.n_gen} tokens", "draft fewer tokens"
+            )
+        if self.n_seq > 1 and (self.way == "joined" or self.drafter == "model"):
+            raise StudyError(
+                what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1"
+            )
+        if self.temperature and self.drafter not in ("lookup", "model") and self.n_draft:
+            raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
+        if (self.drafter == "model") != bool(self.draft):
+            raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
+
 
 class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""
@@ -340,6 +373,12 @@ class Serving(OnModel, frozen=True, kw_only=True):
     def asks_whether(self) -> bool:
         """Whether requests that share a server's batches get the answers they get alone."""
         return self.n_clients != 1
+
+
+# rules of `Traffic` that are no policy
+PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
+SERVER = "llama-server"  # its own policy
+SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as notebook 09 does
 
 
 class Traffic(OnModel, frozen=True, kw_only=True):

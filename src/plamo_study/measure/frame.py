@@ -1,10 +1,9 @@
 """Rows to a pandas frame: one line per row, with its gate's verdict and its block's drift."""
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
-from itertools import chain, count, pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +13,7 @@ from plamo_study.measure import defects, watch
 from plamo_study.measure.cells import Cell, Gate, Replay, columns
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
+from plamo_study.measure.watch import drift_by_block
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,47 +128,6 @@ def unstarred(name: str) -> str:
 def build_name(engine: dict[str, Any]) -> str:
     """A build by what it corrects, as `measure.defects` names it; "stock" when it corrects nothing."""
     return defects.build_name(engine.get("corrects", ()))
-
-
-def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
-    """Relative drift of each block, as a fraction: the smaller of its anchors' drift and its cells' drift.
-
-    Anchors: the distance of the anchor before or after the block from the median anchor, the larger of the two. Cells:
-    the median ratio of their times to their medians over all blocks, less 1. An anchor is one process, and processes
-    vary by some 7 %, so an anchor alone would mark every third steady block. A block without an anchor, added by a
-    later call, is judged by its cells.
-    """
-    rows = list(rows)
-    marked = watch.disturbed(rows)
-    rows = [row for row in rows if row.key not in marked]
-    anchors, cells = _anchor_drift(rows), _cell_drift(rows)
-    both = {block: min(drift, cells.get(block, drift)) for block, drift in anchors.items()}
-    return cells | both if anchors else {}
-
-
-def _anchor_drift(rows: list[Row]) -> dict[int, float]:
-    processes: dict[int, list[float]] = {}
-    for row in rows:
-        if row.anchor and any(row.samples_ns):
-            processes.setdefault(row.block, []).append(statistics.median(chain(*row.samples_ns)))
-    if not processes:
-        return {}
-    anchors = {block: statistics.median(times) for block, times in processes.items()}
-    middle = statistics.median(anchors.values())
-    off = {block: abs(value / middle - 1) for block, value in anchors.items()}
-    return {block: max(off[block], off.get(block + 1, 0.0)) for block in off}
-
-
-def _cell_drift(rows: list[Row]) -> dict[int, float]:
-    taken: dict[tuple[str, Cell], dict[int, float]] = {}
-    for row in rows:
-        if any(row.samples_ns) and row.block >= 0 and not row.anchor:
-            taken.setdefault((row.engine, row.cell), {})[row.block] = statistics.median(chain(*row.samples_ns))
-    relative: dict[int, list[float]] = {}
-    for times in taken.values():
-        for block, time in times.items() if len(times) > 1 else ():
-            relative.setdefault(block, []).append(time / statistics.median(times.values()))
-    return {block: abs(statistics.median(values) - 1) for block, values in relative.items()}
 
 
 def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:

@@ -14,15 +14,23 @@ from typing import Self
 
 import msgspec
 
+from plamo_study import paths
 from plamo_study.errors import StudyError, unwritable
 from plamo_study.foreign import content
 from plamo_study.growing import growing
 from plamo_study.locking import lock
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row
 
+REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
+
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
 _BEGINNINGS = (b'{"kind":"row",', b'{"kind":"fact",')  # how records begin
+
+
+def journal_path(study: str, scale: str, place: str) -> Path:
+    """Where a study's journal lies: data/measured/<place>/<study>.<scale>.jsonl."""
+    return paths.MEASURED / place / f"{study}.{scale}.jsonl"
 
 
 def read(path: Path) -> list[Record]:

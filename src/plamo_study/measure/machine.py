@@ -22,12 +22,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.limits import PRESSURES
 from plamo_study.measure import system
+from plamo_study.measure.rows import State
 from plamo_study.measure.system import optional
 
 MACOS = sys.platform == "darwin"
@@ -133,18 +133,6 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "wired_limit_mb": _output("sysctl", "-n", "iogpu.wired_limit_mb") if MACOS else "",
     } | _of_mac()
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What slows a whole machine at one moment. What its system does not say is "unknown" or None, never zero."""
-
-    power_source: str = "unknown"  # ac or battery
-    power_mode: str = "unknown"  # macOS: low, automatic or high; Linux: the governor of the clock
-    thermal: str = "unknown"  # macOS: nominal, moderate, heavy, trapping or sleeping
-    memory_pressure: str = "unknown"  # macOS: normal, warning or critical
-    swapped_bytes: int | None = None  # moved to swap and back since the system began
-    gpu_used: float | None = None  # share of the busiest GPU in use lately, where the system says
-    gpu_mhz: float | None = None  # clock of the slowest GPU, where the system says
 
 
 def state() -> State:

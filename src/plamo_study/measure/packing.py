@@ -28,8 +28,8 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import facts, journal
 from plamo_study.measure.cells import Arrival, Decode, Depth, Gate, MatMul, Naive, OnModel, Prefill, Read, columns
 from plamo_study.measure.identity import renewed
+from plamo_study.measure.journal import OTHERS
 from plamo_study.measure.plan import TIME_LIMIT_S
-from plamo_study.measure.recording import OTHERS
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, passed, row_key
 from plamo_study.measure.tasks import REPEAT
 

@@ -9,12 +9,12 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame, journal, runner
 from plamo_study.measure.identity import renewed
+from plamo_study.measure.journal import LOCAL, OTHERS, REFERENCE, journal_path
 from plamo_study.measure.rows import Cell, Record, Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
-REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
 CUDA = "cuda"  # the build of `engine build` that is the released engine with this backend
 SOURCES = ("recorded", "live")
 ONE_MACHINE_S = ("your-machine",)  # studies whose recorded rows only their own page shows
@@ -34,11 +34,6 @@ class Recording:
     scale: str
     source: str
     left_out: tuple[Cell, ...] = ()
-
-
-def journal_path(study: str, scale: str, place: str) -> Path:
-    """Where a study's journal lies: data/measured/<place>/<study>.<scale>.jsonl."""
-    return paths.MEASURED / place / f"{study}.{scale}.jsonl"
 
 
 def of_one_machine(rows: Sequence[Row]) -> list[Row]:

@@ -8,11 +8,22 @@ from typing import Any, Literal
 import msgspec
 
 from plamo_study.measure.cells import Cell, Gate, canonical
-from plamo_study.measure.machine import State
 
 SCHEMA = 2  # 2: rows name a `system`
 CHECK = "@check "  # prefix of a line on a worker's stderr that reports a check
 Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What slows a whole machine at one moment. What its system does not say is "unknown" or None, never zero."""
+
+    power_source: str = "unknown"  # ac or battery
+    power_mode: str = "unknown"  # macOS: low, automatic or high; Linux: the governor of the clock
+    thermal: str = "unknown"  # macOS: nominal, moderate, heavy, trapping or sleeping
+    memory_pressure: str = "unknown"  # macOS: normal, warning or critical
+    swapped_bytes: int | None = None  # moved to swap and back since the system began
+    gpu_used: float | None = None  # share of the busiest GPU in use lately, where the system says
+    gpu_mhz: float | None = None  # clock of the slowest GPU, where the system says
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

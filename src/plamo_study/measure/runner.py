@@ -20,13 +20,13 @@ from plamo_study.measure import machine, watch
 from plamo_study.measure.bench import ANY, Bench, Elsewhere
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
 from plamo_study.measure.durations import Durations, at_once, least_blocks, needed_gates
-from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import TimeUpError
 from plamo_study.measure.rows import Fact, Record, Row, row_key
 from plamo_study.measure.tasks import REPEAT, Task, Tasks, together
+from plamo_study.measure.watch import drift_by_block
 from plamo_study.models import recipes
 
 CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again

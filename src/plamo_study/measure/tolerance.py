@@ -33,6 +33,7 @@ CUDA_PART = {"Q4_0": 5e-2, "Q4_K": 8e-2}
 # engines compute logits is BF16, with 8 bits of significand: from 16 to 32, where the largest logits lie, its numbers
 # are 2 ** -3 apart. Rounded the other way, each of two logits moves by one such step, so the lead moves by two.
 NEAR_TIE = 0.25
+BOTH_MOVE = 2  # times the rounding of a logit: the gap that rounding of two logits can close
 
 
 def near_tie(lead: Any) -> Any:

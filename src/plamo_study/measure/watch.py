@@ -4,10 +4,12 @@ Counters are read before and after, never in between: nothing runs inside a time
 disturbed are here too; selfcheck --disturb checks their limits against planted disturbances.
 """
 
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import chain
 from math import nan
 from typing import Any
 
@@ -30,8 +32,8 @@ from plamo_study.limits import (
     WAITED_LIMIT,
 )
 from plamo_study.measure import energy, machine, system
-from plamo_study.measure.machine import State
-from plamo_study.measure.rows import Conditions, Evidence, Row
+from plamo_study.measure.cells import Cell
+from plamo_study.measure.rows import Conditions, Evidence, Row, State
 from plamo_study.measure.system import optional
 
 REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
@@ -343,3 +345,44 @@ def hot(state: State) -> bool:
 
 def _gpu_is_busy(state: State) -> bool:
     return (state.gpu_used or 0.0) > GPU_LIMIT
+
+
+def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
+    """Relative drift of each block, as a fraction: the smaller of its anchors' drift and its cells' drift.
+
+    Anchors: the distance of the anchor before or after the block from the median anchor, the larger of the two. Cells:
+    the median ratio of their times to their medians over all blocks, less 1. An anchor is one process, and processes
+    vary by some 7 %, so an anchor alone would mark every third steady block. A block without an anchor, added by a
+    later call, is judged by its cells.
+    """
+    rows = list(rows)
+    marked = disturbed(rows)
+    rows = [row for row in rows if row.key not in marked]
+    anchors, cells = _anchor_drift(rows), _cell_drift(rows)
+    both = {block: min(drift, cells.get(block, drift)) for block, drift in anchors.items()}
+    return cells | both if anchors else {}
+
+
+def _anchor_drift(rows: list[Row]) -> dict[int, float]:
+    processes: dict[int, list[float]] = {}
+    for row in rows:
+        if row.anchor and any(row.samples_ns):
+            processes.setdefault(row.block, []).append(statistics.median(chain(*row.samples_ns)))
+    if not processes:
+        return {}
+    anchors = {block: statistics.median(times) for block, times in processes.items()}
+    middle = statistics.median(anchors.values())
+    off = {block: abs(value / middle - 1) for block, value in anchors.items()}
+    return {block: max(off[block], off.get(block + 1, 0.0)) for block in off}
+
+
+def _cell_drift(rows: list[Row]) -> dict[int, float]:
+    taken: dict[tuple[str, Cell], dict[int, float]] = {}
+    for row in rows:
+        if any(row.samples_ns) and row.block >= 0 and not row.anchor:
+            taken.setdefault((row.engine, row.cell), {})[row.block] = statistics.median(chain(*row.samples_ns))
+    relative: dict[int, list[float]] = {}
+    for times in taken.values():
+        for block, taking in times.items() if len(times) > 1 else ():
+            relative.setdefault(block, []).append(taking / statistics.median(times.values()))
+    return {block: abs(statistics.median(values) - 1) for block, values in relative.items()}

@@ -8,6 +8,8 @@ import numpy as np
 
 from plamo_study.oracle.layers import silu
 
+SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply
+
 
 def softplus(x: np.ndarray) -> np.ndarray:
     """log(1 + exp(x)) without overflow."""

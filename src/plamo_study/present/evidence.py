@@ -16,7 +16,8 @@ from plamo_study.errors import StudyError
 from plamo_study.limits import LEAST_BLOCKS, RIGHT
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
+from plamo_study.measure.journal import LOCAL, REFERENCE
+from plamo_study.measure.recording import Recording
 from plamo_study.models import casts
 from plamo_study.models.registry import GIVEN
 from plamo_study.present import processors

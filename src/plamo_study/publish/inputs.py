@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from plamo_study import paths
-from plamo_study.measure.recording import LOCAL, REFERENCE
+from plamo_study.measure.journal import LOCAL, REFERENCE
 from plamo_study.studies.registry import OF_ALL
 
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.csv", "*.lock")

@@ -11,7 +11,7 @@ from typing import Any
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, journal, machine, plan, recording
+from plamo_study.measure import files, journal, machine, plan
 from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import measured_once
@@ -47,7 +47,7 @@ def scale() -> str:
 
 def measured(planned: Plan) -> bool:
     """Whether this machine already has rows of the files that a plan needs."""
-    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     rows = journal.latest_rows(journal.read(path)) if path.exists() else []
     known = {file for row in rows for file in row.cell.files}
     return bool(known) and all(file in known for cell in planned.cells[: planned.needed] for file in cell.files)

@@ -128,7 +128,7 @@ def _plan(name: str, scale: str, sweep: Sweep) -> Plan | None:
 @cache  # reads a journal
 def _recorded(name: str, scale: str) -> float:
     """Minutes that a study took when it was recorded; 0 where it was not."""
-    path = recording.journal_path(name, scale, recording.REFERENCE)
+    path = journal.journal_path(name, scale, journal.REFERENCE)
     if not path.exists():
         return 0.0
     rows = recording.of_one_machine(journal.latest_rows(renewed(journal.read(path))))

@@ -11,17 +11,8 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import bench, files, frame, journal, plan, runner, watch
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
-from plamo_study.measure.recording import (
-    LOCAL,
-    ONE_MACHINE_S,
-    REFERENCE,
-    Recording,
-    check_device,
-    check_source,
-    journal_path,
-    of_rows,
-    read,
-)
+from plamo_study.measure.journal import LOCAL, REFERENCE, journal_path
+from plamo_study.measure.recording import ONE_MACHINE_S, Recording, check_device, check_source, of_rows, read
 from plamo_study.models import given
 from plamo_study.studies import budget, live, registry as studies
 

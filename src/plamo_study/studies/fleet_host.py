@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import journal, packing, recording, runner
+from plamo_study.measure import journal, packing, runner
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.rows import SCHEMA, Fact, Record
 from plamo_study.measure.worker import end_with_parent
@@ -51,7 +51,7 @@ def main() -> None:
 
 def measure(asked: Asked, home: BinaryIO) -> None:
     """Measure and send every row home, then the whole journal, which has the rows of earlier calls."""
-    path = recording.journal_path(asked.study, asked.scale, recording.LOCAL)
+    path = journal.journal_path(asked.study, asked.scale, journal.LOCAL)
 
     def send(machine: str, records: list[Record]) -> None:
         made = packing.packed(machine, {path.stem: records}, registry.STUDIES)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from plamo_study import paths
 from plamo_study.engine import builds
 from plamo_study.errors import FAILED_GATE, StudyError
-from plamo_study.measure import files, journal, machine, recording, runner
+from plamo_study.measure import files, journal, machine, runner
 from plamo_study.measure.asked import Sweep
 from plamo_study.measure.cells import AnyCell, Gate, OnModel
 from plamo_study.measure.durations import WORKER_BYTES, Durations
@@ -71,7 +71,7 @@ def beforehand(ahead: Sequence[Ahead], later: Sequence[Plan] = ()) -> list[str]:
 
 def expected_s(planned: Plan, minutes: float) -> float:
     """Seconds that a plan should still take: its minutes, or what it lacks of its gates and blocks."""
-    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     rows = [row for row in journal.latest_rows(journal.read(path)) if row.status == "ok"] if path.exists() else []
     asked, had = set(planned.asked), Counter(row.cell for row in rows)
     known = Durations(planned, {row.cell: row.elapsed_ns / 1e9 for row in rows})

@@ -15,8 +15,8 @@ from plamo_study.analysis import clustered, growth, stats
 from plamo_study.analysis.estimates import compare
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
+from plamo_study.measure.cells import LADDER
 from plamo_study.measure.frame import WITH_WINDOW
-from plamo_study.studies.context.plan import LADDER
 
 PHASES = ("prefill", "decode")
 OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have

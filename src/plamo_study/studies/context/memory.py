@@ -11,8 +11,8 @@ import pandas as pd
 from plamo_study.analysis import clustered, growth, stats
 from plamo_study.analysis.timing import paired_ratio
 from plamo_study.analysis.usable import usable
+from plamo_study.measure.cells import WHOLE_WINDOW
 from plamo_study.studies.context import analysis
-from plamo_study.studies.context.plan import WHOLE_WINDOW
 
 PLAIN = "off/f16/f16"
 DRIFT = ["model", "kind", "kld", "same_top", "ppl_ratio", "p", "detectable", "chunks", "n_prompt"]

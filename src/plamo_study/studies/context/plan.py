@@ -10,11 +10,10 @@ from typing import Any
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, texts
 from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.cells import Cell, Decode, Depth, File, Gate, OnModel
+from plamo_study.measure.cells import FEW, WALK, WHOLE_WINDOW, Cell, Decode, Depth, File, Gate, OnModel
 from plamo_study.measure.plan import MATCHED, MODELS, Plan, files_of, on_file, scale_of
 from plamo_study.models import registry
 
-LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # kinds of depth cells, by their names in rows
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
 LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
 WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens actually computed, past every window

@@ -20,13 +20,12 @@ import numpy as np
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import sessions, watch
-from plamo_study.measure.cells import Depth, Naive
+from plamo_study.measure.cells import FEW, WALK, WHOLE_WINDOW, Depth, Naive
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.context import drift, naive
-from plamo_study.studies.context.plan import FEW, WALK, WHOLE_WINDOW
 
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
 clock = time.perf_counter_ns

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from plamo_study.measure.cells import PHASES
+
 NS = 1e9
-PHASES = ("prefill", "save", "check", "send", "load", "step")  # of a shipment, as its samples have them
 Measured = tuple[str, str, float, np.ndarray]  # metric, unit, value, samples
 
 

@@ -18,12 +18,11 @@ from plamo_study.engine import filling, library
 from plamo_study.engine.session import EngineError, Session
 from plamo_study.errors import StudyError
 from plamo_study.measure import watch
-from plamo_study.measure.cells import Shipment
+from plamo_study.measure.cells import PHASES, Shipment
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.disaggregation import requests, sender, wire
-from plamo_study.studies.disaggregation.measures import PHASES
 from plamo_study.studies.disaggregation.requests import Asking
 from plamo_study.studies.disaggregation.wire import Origin, Proof, Reply, Start, State, clock
 

@@ -15,12 +15,10 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, recording
 from plamo_study.measure.identity import renewed
+from plamo_study.measure.journal import LOCAL, OTHERS, REFERENCE
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import (
-    LOCAL,
     ONE_MACHINE_S,
-    OTHERS,
-    REFERENCE,
     as_released,
     by_machine,
     check_device,

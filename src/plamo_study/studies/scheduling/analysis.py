@@ -13,10 +13,10 @@ import pandas as pd
 
 from plamo_study.analysis import stats
 from plamo_study.errors import StudyError
+from plamo_study.measure.cells import SERVER, SPLIT
 from plamo_study.studies.scheduling import observed
 from plamo_study.studies.scheduling.measures import METRICS, load_of
 from plamo_study.studies.scheduling.observed import Observed
-from plamo_study.studies.scheduling.plan import SERVER, SPLIT
 from plamo_study.studies.scheduling.simulations import (
     SEEDS,
     Seconds,

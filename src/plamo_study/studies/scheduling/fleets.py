@@ -15,7 +15,8 @@ import pandas as pd
 
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Fleet
-from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, read
+from plamo_study.measure.journal import LOCAL, REFERENCE, journal_path
+from plamo_study.measure.recording import read
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.scheduling import clock, measures, observed, policies, simulations, traffic
 from plamo_study.studies.scheduling.clock import Simulated

@@ -5,8 +5,8 @@ from itertools import product
 from pathlib import Path
 
 from plamo_study.measure.cells import Fleet
+from plamo_study.measure.journal import LOCAL, REFERENCE, journal_path
 from plamo_study.measure.plan import MODELS, Plan, change, check_scale
-from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path
 from plamo_study.studies.scheduling.plan import FIRST, SLOTS
 
 CALLS = "10-scheduling"  # the study whose journal the simulation is fitted on

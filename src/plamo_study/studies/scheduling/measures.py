@@ -13,8 +13,9 @@ import numpy as np
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
+from plamo_study.measure.cells import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.loop import Load, quantile
-from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT, WITHIN
+from plamo_study.studies.scheduling.plan import WITHIN
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in ("mean", *QUANTILES)] + ["throughput", "well"]

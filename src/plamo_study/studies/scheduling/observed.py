@@ -15,9 +15,9 @@ import pandas as pd
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import STOCK, marked, usable
 from plamo_study.errors import StudyError
+from plamo_study.measure.cells import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.loop import Load
 from plamo_study.studies.scheduling.measures import load_of
-from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, StepModel, fit
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]

@@ -13,7 +13,7 @@ from itertools import product
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, server
 from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.cells import Cell, File, Traffic
+from plamo_study.measure.cells import PARTS, SERVER, SPLIT, Cell, File, Traffic
 from plamo_study.measure.plan import (
     MODELS,
     Plan,
@@ -28,9 +28,6 @@ from plamo_study.measure.plan import (
 from plamo_study.models import given
 from plamo_study.models.registry import GIVEN
 
-PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
-SERVER = "llama-server"  # its own policy
-SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as notebook 09 does
 LONGEST = {
     "mini": (256, 24),
     "shape": (128, 16),

@@ -16,13 +16,12 @@ import numpy as np
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, watch
-from plamo_study.measure.cells import Traffic
+from plamo_study.measure.cells import PARTS, SERVER, SPLIT, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.scheduling import policies, traffic
 from plamo_study.studies.scheduling.loop import Served, serve
-from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.traffic import GRAIN
 
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.

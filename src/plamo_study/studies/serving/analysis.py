@@ -10,7 +10,7 @@ import pandas as pd
 
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.estimates import names_of
-from plamo_study.studies.serving.plan import SLOTS
+from plamo_study.studies.serving.objectives import SLOTS
 from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run
 
 COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "failed", "servers", "died", "how"]

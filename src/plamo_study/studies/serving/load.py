@@ -19,7 +19,7 @@ from plamo_study.foreign import text
 from plamo_study.measure.cells import Serving
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
-from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES
+from plamo_study.studies.serving.objectives import ENOUGH, OBJECTIVES
 
 TICK_S = 0.002
 IDLE_TICKS = 16  # of an idle loop, for the system's own lag

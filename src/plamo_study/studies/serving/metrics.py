@@ -18,7 +18,7 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.measure.rows import Request
 from plamo_study.measure.tolerance import near_tie
-from plamo_study.studies.serving.plan import DISTINCT, OBJECTIVES, Objectives
+from plamo_study.studies.serving.objectives import DISTINCT, OBJECTIVES, Objectives
 
 NAN = float("nan")
 MS = 1e3

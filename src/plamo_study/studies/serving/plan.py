@@ -6,7 +6,7 @@ times.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from plamo_study.errors import StudyError
@@ -14,14 +14,12 @@ from plamo_study.measure import server
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, File, Serving
 from plamo_study.measure.plan import MODELS, Plan, change, check_scale, files_of, fits, on_file, scale_of, with_gates
+from plamo_study.studies.serving.objectives import SHORT, SLOTS
 
 PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
-SHORT = {"mini": (128, 64), "shape": (128, 16), "weights": (128, 16), "file": (128, 16)}  # of the loads
 ASIDE = (128, 16)  # of the server in Python
 AT_ONCE = (1, 2, 4, 8, 16)  # concurrent requests on 16 slots
 WAITING = (16, 64, 256)  # concurrent requests on SLOTS slots
-SLOTS = 4  # llama-server's own default
-DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ALONE = 2  # requests of a cell that asks one at a time
 LOADED = {"mini": 24, "shape": 8, "weights": 8, "file": 8}  # of a concurrent cell that checks answers
 FEWEST = 8  # of a cell that measures times, and at least two per client
@@ -33,26 +31,6 @@ OPEN_S = 30  # of requests at random times, at a rate that was asked for
 SUSTAINED = 96  # requests at each rate there: sixteen within a tenth of a second are a burst, not a rate
 PATIENCE = 2  # times the usual limit
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
-ENOUGH = 0.9  # of the requests of a rate that a server sustains meet its objectives
-
-
-@dataclass(frozen=True)
-class Objectives:
-    """Latency objectives in seconds: time to the first token, and mean time per further token."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
-        """Whether a request met both objectives; a failed request never does."""
-        if failure or not token_ns:
-            return False
-        rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)
-        return token_ns[0] - due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
-
-
-OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4)}
-OBJECTIVES["file"] = Objectives(5.0, 0.2)  # five tokens a second: about as fast as people read
 
 
 def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:

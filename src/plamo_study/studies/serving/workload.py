@@ -20,10 +20,10 @@ from plamo_study.measure import machine, server, watch
 from plamo_study.measure.cells import Serving, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.server import Server, Setup
-from plamo_study.studies.serving import client, load, plan, questions
+from plamo_study.studies.serving import client, load, objectives, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.load import Loaded
-from plamo_study.studies.serving.plan import DISTINCT
+from plamo_study.studies.serving.objectives import DISTINCT
 
 ROOM = 64  # tokens of a slot beside prompt and answer
 FLOOR = 20  # empty requests that time HTTP alone
@@ -75,8 +75,10 @@ def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
 
 def stock(path: Path, scale: str) -> Setup:
     """llama-server as it comes, on the engine as released, with room for the loads' requests."""
-    n_ctx = sum(plan.SHORT[scale]) + ROOM
-    return Setup("llama-server", path, plan.SLOTS, n_ctx, server.threads(), libraries=builds.installed_libraries())
+    n_ctx = sum(objectives.SHORT[scale]) + ROOM
+    return Setup(
+        "llama-server", path, objectives.SLOTS, n_ctx, server.threads(), libraries=builds.installed_libraries()
+    )
 
 
 def built(setup: Setup, patched: bool = False) -> Setup:

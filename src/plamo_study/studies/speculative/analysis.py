@@ -17,7 +17,7 @@ from scipy import optimize
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
-from plamo_study.studies.speculative.plan import TERMS
+from plamo_study.measure.cells import TERMS
 
 CELL = [
     "model",

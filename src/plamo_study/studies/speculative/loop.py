@@ -25,10 +25,9 @@ import numpy as np
 from plamo_study.engine import library
 from plamo_study.engine.session import EngineError, Part, Session
 from plamo_study.measure import proof
-from plamo_study.measure.cells import Speculate
+from plamo_study.measure.cells import TERMS, Speculate
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.speculative.drafters import Draft
-from plamo_study.studies.speculative.plan import TERMS
 
 clock = time.perf_counter_ns
 Times = dict[str, int]  # nanoseconds by term

@@ -29,8 +29,6 @@ from plamo_study.models import registry
 
 WORKLOAD = f"{__package__}.workload"
 HYBRID, ATTENTION = MODELS
-TERMS = ("draft", "save", "verify", "restore", "replay")  # parts of a round that are timed
-BOTH_MOVE = 2  # times the rounding of a logit: the gap that rounding of two logits can close
 DRAFTERS = {HYBRID: "plamo-2-draft", ATTENTION: "plamo-3-draft"}  # trained to draft, in each architecture
 LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
 DRAFTS = (1, 2, 3, 4, 7, 8)  # tokens per draft; with the token before them, 3 and 7 fill tiles of four columns
@@ -191,28 +189,8 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
         yield change(by_model, model=LARGER, draft=HYBRID, draft_dtype=base.dtype)
 
 
-def check(cell: Speculate) -> None:
-    """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
-    what = f"a draft of {cell.n_draft} tokens"
-    if cell.n_draft < 0 or not 0 <= cell.accepts <= 1:
-        raise StudyError(
-            what, f"accepted at a rate of {cell.accepts} means nothing", "0 tokens or more, a rate in 0..1"
-        )
-    if (cell.n_draft + 1) * cell.n_seq > cell.n_batch:
-        why = f"and the token before it make {cell.n_seq} times {cell.n_draft + 1}, a call holds {cell.n_batch}"
-        raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
-    if cell.n_draft > cell.depth + cell.n_gen:
-        raise StudyError(what, f"is longer than the context of {cell.depth + cell.n_gen} tokens", "draft fewer tokens")
-    if cell.n_seq > 1 and (cell.way == "joined" or cell.drafter == "model"):
-        raise StudyError(what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1")
-    if cell.temperature and cell.drafter not in ("lookup", "model") and cell.n_draft:
-        raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
-    if (cell.drafter == "model") != bool(cell.draft):
-        raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
-
-
 def _planned(study: str, scale: str, cells: list[Speculate], needed: int) -> Plan:
     for cell in cells:
-        check(cell)
+        cell.check()
     planned = with_gates(study, scale, tuple(dict.fromkeys(cells)), exact_cache=False)
     return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=WORKLOAD)

@@ -15,14 +15,13 @@ from plamo_study.engine import bindings, library
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, texts, watch
-from plamo_study.measure.cells import Speculate
+from plamo_study.measure.cells import TERMS, Speculate
 from plamo_study.measure.plan import change
 from plamo_study.measure.rows import Measured, passed
-from plamo_study.measure.tolerance import tolerance
-from plamo_study.studies.speculative import drafters, plan
+from plamo_study.measure.tolerance import BOTH_MOVE, tolerance
+from plamo_study.studies.speculative import drafters
 from plamo_study.studies.speculative.drafters import Draft
 from plamo_study.studies.speculative.loop import Loop, Reference, Times, clock
-from plamo_study.studies.speculative.plan import BOTH_MOVE, TERMS
 
 PROMPT_LINES = 12  # lines of a text from which each prompt takes its first tokens
 ALONE = 3  # calls of every length, saves and restores timed alone, after an untimed one
@@ -39,13 +38,13 @@ def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig
 def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Measure one cell. `samples_ns`: a list per prompt with the total of each round's terms.
 
-    `series`, by round: the terms of `plan.TERMS` in ns; by round and sequence: "drafted", "accepted" and
+    `series`, by round: the terms of `TERMS` in ns; by round and sequence: "drafted", "accepted" and
     "sequence"; by token that differs from the reference: "gap" and "rounding", relative to the largest logit.
     Timed alone after the rounds: "plain ns", steps of plain decode of all sequences; and, if rounds are compared with
     their parts, "columns" and "column ns" (tokens and time of calls, equal lengths in a row), "fresh ns" (the same,
     lengths in turn), "save ns" and "restore ns".
     """
-    plan.check(cell)
+    cell.check()
     if cell.way == "binding":
         return _by_binding(cell, path, stage)
     log: list[str] = []

@@ -10,8 +10,8 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from plamo_study.analysis.roofline import SCAN_FLOPS
 from plamo_study.engine.spans import Node, Operand, Phase, Timeline
+from plamo_study.oracle.mamba import SCAN_FLOPS
 
 PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "ssm_in", "ssm_x", "ssm_dt", "ssm_out", "head")
 ATTENTION = ("flash_attention", "kq", "softmax", "kqv", "rope", "kv_write")
