@@ -20,6 +20,7 @@ PIECE = 1 << 20  # bytes that are looked at together; a text of so many is never
 TOKEN = 64  # bytes: no text's tokens are longer on average
 SPACED = 16 * PIECE  # bytes from which excerpts are taken
 CONTINUED = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+PROMPT_LINES = 8  # lines of a text that end where a continuation begins
 
 
 def read(name: str | Path) -> bytes:

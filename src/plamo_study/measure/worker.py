@@ -24,6 +24,7 @@ from plamo_study.measure.cells import AnyCell, Cell
 from plamo_study.measure.rows import Measured
 
 ORPHANED = 9
+USUAL = "plamo_study.measure.workloads"  # does what no plan names a module for
 
 Run = Callable[..., Measured]  # takes a cell, its file's path, `stage`, and paths of further files; or a job alone
 Runs = Mapping[type[msgspec.Struct], Run]
@@ -90,9 +91,9 @@ def _do(line: bytes, workload: str) -> Measured:
     if run := own.get(type(job.cell)):
         stage(job.cell.workload)
         return run(job.cell, Path(job.path), stage, *map(Path, job.others))
-    from plamo_study.measure import workloads  # it loads the engine and NumPy; a simulation does without both
-
-    return workloads.run(job.cell, Path(job.path), job.replicate, stage)
+    usual = import_module(USUAL)  # it loads the engine and NumPy; a simulation does without both
+    done: Measured = usual.run(job.cell, Path(job.path), job.replicate, stage)
+    return done
 
 
 def _splits() -> tuple[int, int] | None:

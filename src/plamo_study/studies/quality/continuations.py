@@ -10,7 +10,6 @@ import numpy as np
 
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import texts
-from plamo_study.studies.quality.plan import PROMPT_LINES
 
 PROMPT_TOKENS = 160  # the last ones of longer prompts
 LEAST_TOKENS, LEAST_TIMES = 2, 3  # of a phrase that counts as a repetition
@@ -22,7 +21,7 @@ def loops(path: Path, config: SessionConfig, text: bytes) -> list[float]:
     One prompt for each of `config.n_seq_max` sequences, continued to the end of its context. A prompt's last token is
     dropped: tokens span a line break and the next line's indentation, so a cut after a line makes a token no text has.
     """
-    excerpts = texts.excerpts(text, config.n_seq_max, PROMPT_LINES)
+    excerpts = texts.excerpts(text, config.n_seq_max, texts.PROMPT_LINES)
     with Session(path, config) as session:
         ends = [texts.ending(excerpt, PROMPT_TOKENS) for excerpt in excerpts]
         prompts = [session.tokenize(end)[:-1][-PROMPT_TOKENS:] for end in ends]

@@ -15,7 +15,6 @@ TEXT = "python-heldout"  # Python sources that no embedded model was trained on
 REFERENCE = "F16"
 CHUNK, CHUNKS = 512, 40  # llama-perplexity's default chunk; 40 of them score 10,200 tokens
 PROMPTS, CONTINUED = 32, 64  # greedy continuations and their length in tokens
-PROMPT_LINES = 8  # lines of a text that end where a continuation begins
 TIME_LIMIT_S = {"mini": 600.0, "weights": 6 * 3600.0}  # one process evaluates all files
 MEMORY_SHARE = 0.5  # of physical memory, for all files of one process
 
@@ -32,7 +31,9 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     read = texts.read(text)
     if len(read) < CHUNK:  # every token is at least one byte
         raise StudyError(f"text {text!r}", f"has {len(read)} bytes, one chunk takes {CHUNK} tokens", texts.LONGER)
-    texts.excerpts(read, PROMPTS, PROMPT_LINES)  # else a text with too few lines is refused after all else is measured
+    texts.excerpts(
+        read, PROMPTS, texts.PROMPT_LINES
+    )  # else a text with too few lines is refused after all else is measured
     base = Quality(scale=scale, dtype=REFERENCE, n_ctx=CHUNK, n_chunks=CHUNKS, n_gen=CONTINUED, n_seq=PROMPTS)
     base = change(base, text=text, text_sha256=texts.sha256(read))
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
