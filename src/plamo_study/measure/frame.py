@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plamo_study.fields import ORDER
-from plamo_study.measure import defects, watch
-from plamo_study.measure.cells import Cell, Gate, Replay, columns
+from plamo_study.measure import defects, verdicts, watch
+from plamo_study.measure.cells import columns
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
 from plamo_study.measure.watch import drift_by_block
@@ -43,7 +43,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     import pandas as pd  # measuring does without frames, and starts sooner
 
     rows = in_one_go(rows)
-    gates, proofs, drift, causes = _gates(rows), _proofs(rows), drift_by_block(rows), watch.causes(rows)
+    drift, causes = drift_by_block(rows), watch.causes(rows)
     told = {cell: plainly(columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
     cells = [told[row.cell] for row in rows]
     table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
@@ -54,8 +54,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     ]
     table["fact"] = [row.model for row in rows]
     table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
-    consistent = {row.model for row in rows if isinstance(row.cell, Gate) and row.cell.judged == "consistent"}
-    table["verdict"] = [_verdict(row, gates, proofs, consistent) for row in rows]
+    table["verdict"] = verdicts.of(rows)
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
     for name in CONDITIONS:
@@ -128,40 +127,3 @@ def unstarred(name: str) -> str:
 def build_name(engine: dict[str, Any]) -> str:
     """A build by what it corrects, as `measure.defects` names it; "stock" when it corrects nothing."""
     return defects.build_name(engine.get("corrects", ()))
-
-
-def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
-    gates: dict[tuple[str, str], bool] = {}
-    for row in rows:
-        if row.cell.workload == "gate" and row.status != "starved":
-            gates[row.model, row.engine] = gates.get((row.model, row.engine), True) and row.valid is True
-    return gates
-
-
-def _proofs(rows: list[Row]) -> dict[tuple[Cell, str, str], bool]:
-    """Whether a cell's result was right, for cells where only the first process checks it."""
-    asked = [row for row in rows if getattr(row.cell, "proof", "") == "first" and row.valid is not None]
-    return {(row.cell, row.model, row.engine): row.valid is True for row in asked}
-
-
-def _verdict(
-    row: Row, gates: dict[tuple[str, str], bool], proofs: dict[tuple[Cell, str, str], bool], consistent: set[str]
-) -> str:
-    """valid, invalid (computed, but wrong), ungated (no oracle verdict on file and build), failed, starved, or n/a.
-
-    "consistent" instead of valid: the file's gate held the engine against itself, as no oracle reads the file.
-    """
-    if row.status == "starved":
-        return "starved"
-    if row.status != "ok":
-        return "failed"
-    if not row.model or (isinstance(row.cell, Replay) and row.valid is None):
-        return "n/a"
-    found = [gates.get((model, row.engine)) for model in (row.model, *row.others)]
-    right = proofs.get((row.cell, row.model, row.engine)) if row.valid is None else row.valid
-    if (right is None and getattr(row.cell, "proof", "") == "first") and False not in found:
-        return "ungated"  # the process that should have proved it did not finish
-    if right is not True or False in found:
-        return "invalid"
-    judged = "consistent" if consistent & {row.model, *row.others} else "valid"
-    return "ungated" if None in found else judged

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from numpy.typing import NDArray
 
 BLOCK = 32  # weights that share one scale in Q8_0
-CHUNK = 1 << 15  # weights in memory at a time: what rounding them takes stays in the processor's cache
+AT_A_TIME = 1 << 15  # weights in memory at a time: what rounding them takes stays in the processor's cache
 STORED: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -22,14 +22,14 @@ STORED: dict[str, np.dtype[Any]] = {
 
 
 def chunks(file: BinaryIO, start: int, n_elements: int, dtype: str) -> Iterator[NDArray[Any]]:
-    """`n_elements` numbers of `file` from byte `start`, in one-dimensional chunks of at most `CHUNK`.
+    """`n_elements` numbers of `file` from byte `start`, in one-dimensional chunks of at most `AT_A_TIME`.
 
     The chunks are float32; F64 stays float64. Q8_0 needs whole blocks of 32. EOFError when the file ends early.
     """
     file.seek(start)
     per_item = BLOCK if dtype == "Q8_0" else 1
-    for first in range(0, n_elements, CHUNK):
-        n = min(CHUNK, n_elements - first) // per_item
+    for first in range(0, n_elements, AT_A_TIME):
+        n = min(AT_A_TIME, n_elements - first) // per_item
         raw = np.fromfile(file, STORED[dtype], n)
         if raw.size < n:
             raise EOFError("the file ends within the tensor")
