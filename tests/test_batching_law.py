@@ -126,7 +126,7 @@ def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
     loads = asked.groupby(["build", "model", "n_clients", "n_prompt"])
     assert (loads["prompt"].nunique() >= 200).all()
     assert (rows[rows.workload == "answers"].checks.map(lambda c: c.get("answers_alone", 32)) == 32).all()
-    row = rows[(rows.workload == "answers") & rows.valid.eq(True)].iloc[0]
+    row = rows[(rows.workload == "answers") & rows.verdict.eq("valid")].iloc[0]
     for gap, answer in ((0.1, "near-tie"), (0.3, "changed")):
         planted = row.series | {"differs": [3.0, *row.series["differs"][1:]], "gap": [gap, *row.series["gap"][1:]]}
         one = metrics.answers(rows.loc[[row.name]].assign(series=[planted]))
