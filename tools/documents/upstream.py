@@ -124,7 +124,7 @@ def under_load(asked: pd.DataFrame) -> str:
 def shared_calls(known: collected.Known) -> str:
     """What notebook 03b found of prompts that share a call in the engine itself."""
     lines = [line for line in known["03b-batching-law"]["findings"] if "prompts a call" in line]
-    return "In the engine itself (`plamo-study measure 03-answers`):\n\n" + "\n".join(f"- {line}" for line in lines)
+    return "In the engine itself (`plamo-study measure 03-answers --beside corrected`):\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def crowds(found: Crowds | None) -> Table:
