@@ -124,7 +124,8 @@ def under_load(asked: pd.DataFrame) -> str:
 def shared_calls(known: collected.Known) -> str:
     """What notebook 03b found of prompts that share a call in the engine itself."""
     lines = [line for line in known["03b-batching-law"]["findings"] if "prompts a call" in line]
-    return "In the engine itself (`plamo-study measure 03-answers --beside corrected`):\n\n" + "\n".join(f"- {line}" for line in lines)
+    how = "In the engine itself (`plamo-study measure 03-answers --beside corrected`):\n"
+    return "\n".join([how, *(f"- {line}" for line in lines)])
 
 
 def crowds(found: Crowds | None) -> Table:
