@@ -45,7 +45,8 @@ def run(cell: Answers, path: Path, stage: Callable[[str], None]) -> Measured:
         stage("alone")
         alone = [_answered(session, [prompt], cell.n_gen, clock()) for prompt in prompts]
         stage("together")
-        began, requests, series = clock(), [], {name: [] for name in ("differs", "gap", "error", "place")}
+        began, requests = clock(), []
+        series: dict[str, list[float]] = {name: [] for name in ("differs", "gap", "error", "place")}
         for call in calls(len(prompts), cell.n_clients):
             logits, tokens, _, stamps = _answered(session, [prompts[n] for n in call], cell.n_gen, began)
             for place, n in enumerate(call):
@@ -99,7 +100,8 @@ def _answered(session: Session, prompts: Sequence[np.ndarray], n_gen: int, began
     session.clear()
     first = session.evaluate(list(enumerate(prompts)))
     rows = logits = np.stack([first[slot] for slot in range(len(prompts))])
-    tokens, leads, stamps = [], [], []
+    tokens: list[np.ndarray] = []
+    leads, stamps = [], []
     for step in range(n_gen):
         if step:
             session.decode(dict(enumerate(tokens[-1].tolist())))
