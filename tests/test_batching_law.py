@@ -3,10 +3,12 @@
 import law
 import msgspec
 import pytest
+from built import measured
 from conftest import ATTENTION, HYBRID
 
 from plamo_study.measure import frame, journal, plan, runner
-from plamo_study.studies.batching_law import analysis as law_check, grid
+from plamo_study.measurements import answers, recording
+from plamo_study.studies.batching_law import analysis as law_check, grid, plan as law_plan, workload
 from plamo_study.studies.batching_law.law import (
     CORRECT,
     Engine,
@@ -16,6 +18,7 @@ from plamo_study.studies.batching_law.law import (
     replay,
     smallest_abort,
 )
+from plamo_study.studies.serving import metrics
 
 
 def steps(slots, n=2):
@@ -93,3 +96,38 @@ def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_t
     row = msgspec.structs.replace(row, checks=row.checks | {"4/1": 0.9})
     worse = law_check.checked(frame.frame([row], known), known)
     assert not worse["exact"].any(), "a sequence wrong before the abort counts against the law"
+
+
+def test_each_prompt_is_asked_beside_other_neighbours_and_at_another_place_in_every_turn():
+    for n, at_once in ((32, 2), (32, 16), (4, 2)):
+        calls = workload.calls(n, at_once)
+        assert all(len(call) == at_once for call in calls)
+        beside = {prompt: [set(call) - {prompt} for call in calls if prompt in call] for prompt in range(n)}
+        places = {prompt: {call.index(prompt) for call in calls if prompt in call} for prompt in range(n)}
+        assert all(len(found) == workload.TURNS and found[0] != found[1] for found in beside.values())
+        assert all(len(found) == workload.TURNS for found in places.values())
+
+
+def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other():
+    asked = law_plan.answers("mini").cells[0]
+    small = plan.change(asked, n_requests=4, n_prompt=24, n_gen=8, lengths="drawn")
+    where = "plamo_study.studies.batching_law.workload"
+    mixed, own = (measured(plan.change(small, model=m), workload=where, right=False) for m in (HYBRID, ATTENTION))
+    assert (mixed.valid, own.valid) == (False, True)
+    assert min(mixed.series["error"]) > 0.1 > 1e-3 > max(own.series["error"])
+    assert mixed.checks["prompts"] == own.checks["prompts"] == 4
+    alone = measured(plan.change(small, n_clients=1), workload=where)
+    assert set(alone.series["differs"]) == {workload.SAME}, "the same prompt alone gets the same answer"
+
+
+def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
+    rows = recording("03-answers", "recorded", "mini").rows
+    asked = answers("03-answers", "recorded", "mini")
+    loads = asked.groupby(["build", "model", "n_clients", "n_prompt"])
+    assert (loads["prompt"].nunique() >= 200).all()
+    assert (rows[rows.workload == "answers"].checks.map(lambda c: c.get("answers_alone", 32)) == 32).all()
+    row = rows[(rows.workload == "answers") & rows.verdict.eq("valid")].iloc[0]
+    for gap, answer in ((0.1, "near-tie"), (0.3, "changed")):
+        planted = row.series | {"differs": [3.0, *row.series["differs"][1:]], "gap": [gap, *row.series["gap"][1:]]}
+        one = metrics.answers(rows.loc[[row.name]].assign(series=[planted]))
+        assert one.answer.iloc[0] == answer

@@ -62,6 +62,22 @@ def test_a_headline_that_its_notebook_no_longer_says_is_refused(monkeypatch, sai
         said()
 
 
+def test_the_share_of_prompts_that_company_changes_is_quoted_from_its_page_or_refused(monkeypatch):
+    known = json.loads(json.dumps(collected.read()))
+    monkeypatch.setattr(headlines, "known", lambda: known)
+    other, distinct, _ = headlines.shared_calls("stock")
+    assert f"Of {distinct} distinct prompts" in headlines.corruption()[0]
+    assert f"{other} got another answer" in headlines.corruption()[0]
+    findings = known["03b-batching-law"]["findings"]
+    of_patched = next(n for n, line in enumerate(findings) if "corrected, 2 equally long" in line)
+    findings[of_patched] = findings[of_patched].replace(": 0 of", ": 1 of")
+    with pytest.raises(StudyError, match="not what the recorded rows say"):
+        headlines.corruption()
+    del findings[of_patched]
+    with pytest.raises(StudyError, match="has none"):
+        headlines.corruption()
+
+
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_report_names_files_that_are_here_and_types_no_figure_by_hand(name):
     text = (UPSTREAM / f"{name}.md").read_text()

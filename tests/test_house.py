@@ -26,6 +26,7 @@ NAMED = {  # a study that needs another one
     ("context", "quality"): "drift is the quality of one cache held against another's",
     ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",
     ("scheduling", "serving"): "a server is asked over HTTP, whoever asks",
+    ("batching_law", "serving"): "the engine itself is asked the kind of prompts that servers are asked",
     ("numeric_range", "batching_law"): "a backend is held against the law and the three tests that hold on the CPU",
     ("scheduling", "disaggregation"): "a split engine is driven by its two processes, whatever the policies beside it",
 }

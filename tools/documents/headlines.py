@@ -49,12 +49,16 @@ def corruption() -> Said:
     least, most = (users := asked["n_clients"][asked["n_clients"] > 1]).min(), users.max()
     changed, of, dead, runs = (released[name] for name in ("changed", "answers", "died", "servers"))
     prompts, still, of_all = released["prompts"], patched["changed"], patched["answers"]
+    other, distinct, where = shared_calls(batch_scaling.STOCK)
+    kept, *_ = shared_calls(CORRECT)
+    _while(int(other) > int(distinct) / 2 and int(kept) == 0, "corruption")
     english = (
         "**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's "
         f"sequences when their prompts share a call. Asked by {least} to {most} users at once, a `llama-server` as released "
         f"changed the answers to all {prompts} prompts: {changed} of {of} answers beyond near-ties. {dead} of {runs} "
-        f"servers died. With the patch we propose, {still} of {of_all} answers changed and no server died ({chips(loads)}, a small trained model). A "
-        f"law says beforehand which sequences go wrong; it was right in all {len(stock)} batches on a CPU ({drawn} "
+        f"servers died. With the patch we propose, {still} of {of_all} answers changed and no server died ({chips(loads)}, a small trained model). Of {distinct} "
+        f"distinct prompts given to the engine itself in pairs, {other} got another answer than alone as released, and "
+        f"{kept} with the patch ({where}). A law says beforehand which sequences go wrong; it was right in all {len(stock)} batches on a CPU ({drawn} "
         f"drawn at random) and all {len(on_gpu)} with CUDA on an NVIDIA H200, which left the scan to the CPU."
     )
     japanese = (
@@ -62,10 +66,18 @@ def corruption() -> Said:
         f"一度に処理するとき PLaMo 2 の系列を取り違えます。配布版の `llama-server` に {least}～{most} 人が同時に質問すると、"
         f"{prompts} 種類の質問すべてで答えが変わり({of} 件のうち {changed} 件、僅差の場合を除く)、{runs} 回のうち {dead} 回はサーバーが落ちました。"
         f"私たちの修正を当てると、{of_all} 件のうち変わったのは {still} 件で、一度も落ちません({chips(loads)}、小さな学習済み"
-        f"モデル)。どの系列が壊れるかは簡単な法則で予測でき、CPU の {len(stock)} 通り(うち {drawn} 通りは無作為)と NVIDIA H200 の "
+        f"モデル)。エンジンに {distinct} 種類の質問を 2 件ずつ直接渡すと、配布版では {other} 種類、修正版では {kept} 種類の答えが"
+        f"変わりました({where})。どの系列が壊れるかは簡単な法則で予測でき、CPU の {len(stock)} 通り(うち {drawn} 通りは無作為)と NVIDIA H200 の "
         f"CUDA の {len(on_gpu)} 通りのすべてで当たりました。"
     )
     return english, japanese
+
+
+def shared_calls(build: str) -> tuple[str, str, str]:
+    """Prompts of the first model that got another answer in calls of two than alone, all that were asked so, where."""
+    line = rf"^{MODELS[0]}, {build}, 2 equally long prompts a call: (\d+) of (\d+) distinct prompts .* \((.*)\)\.$"
+    changed, distinct, machine = collected.quoted(known(), "03b-batching-law", line)
+    return changed, distinct, machine
 
 
 def cliff() -> Said:

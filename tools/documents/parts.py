@@ -136,6 +136,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     BATCHING: {
         "server": lambda: upstream.server_finding(concurrency.recorded()),
         "load": lambda: upstream.under_load(answers("11-serving", "recorded", "mini")),
+        "prompts": lambda: upstream.shared_calls(headlines.known()),
         "tests": _shown(upstream.three_tests, _law),
         "law": lambda: upstream.law(_law()),
         "aborts": lambda: upstream.first_aborts(_law()),

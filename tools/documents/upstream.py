@@ -13,6 +13,7 @@ from plamo_study.measure.concurrency import Served
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import measured_added, measurements
+from plamo_study.present import collected
 from plamo_study.present.evidence import chip, chips, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
@@ -118,6 +119,13 @@ def under_load(asked: pd.DataFrame) -> str:
         )
     load = f"{users.min()} to {users.max()} at once, {slots} slots"
     return f"Streamed, {load} (`plamo-study run 11`): {'; '.join(said)}."
+
+
+def shared_calls(known: collected.Known) -> str:
+    """What notebook 03b found of prompts that share a call in the engine itself."""
+    lines = [line for line in known["03b-batching-law"]["findings"] if "prompts a call" in line]
+    how = "In the engine itself (`plamo-study measure 03-answers --beside corrected`):\n"
+    return "\n".join([how, *(f"- {line}" for line in lines)])
 
 
 def crowds(found: Crowds | None) -> Table:

@@ -375,6 +375,23 @@ class Serving(OnModel, frozen=True, kw_only=True):
         return self.n_clients != 1
 
 
+class Answers(OnModel, frozen=True, kw_only=True):
+    """Greedy answers to distinct prompts in the engine itself: each alone, and then several in one call."""
+
+    timed = False
+    n_prompt: int = 0  # tokens of each, or of the longest
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # slots of the context
+    n_requests: int = 1  # prompts
+    n_clients: int = 1  # of them that share a call
+    lengths: Literal["", "drawn"] = field(default="", name="label")  # drawn: between half of n_prompt and all
+
+    @property
+    def asks_whether(self) -> bool:
+        """Always."""
+        return True
+
+
 # rules of `Traffic` that are no policy
 PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 SERVER = "llama-server"  # its own policy
@@ -432,7 +449,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
     | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
-    | Naive | Arrival | Idle | Hybrid
+    | Naive | Arrival | Idle | Hybrid | Answers
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}

@@ -74,6 +74,7 @@ STUDIES = {
     "03-batch-scaling": Study(batch_scaling.batch_scaling, weight=5),
     "03-source-table": Study(batch_scaling.source_table),
     "03-batching-law": Study(batching_law.batching_law, at_mini=True, weight=2, notebook="03b-batching-law"),
+    "03-answers": Study(batching_law.answers, at_mini=True, aside=True, notebook="03b-batching-law"),
     "04-quantization": Study(quantization.speed, weight=4),
     "04-modes": Study(quantization.modes, aside=True),
     "04-controlled": Study(quantization.controlled, aside=True),

@@ -20,6 +20,7 @@ from plamo_study.measure.rows import Request
 from plamo_study.measure.tolerance import near_tie
 from plamo_study.studies.serving.objectives import DISTINCT, OBJECTIVES, Objectives
 
+ASKED = ("serving", "answers")  # workloads whose requests are held against the answers alone
 NAN = float("nan")
 MS = 1e3
 OF_ROW = ["model", "dtype", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "key"]
@@ -88,9 +89,12 @@ def goodput(requests: Sequence[Request], objectives: Objectives) -> float:
 
 def answers(rows: pd.DataFrame) -> pd.DataFrame:
     """One line a request of every load, as `measurements.answers` describes it."""
-    found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
+    found = rows[rows["workload"].isin(ASKED) & (rows["status"] == "ok") & ~rows["anchor"]]
+    found = found.assign(server=found["server"].where(found["workload"] == "serving", ""))  # or none: the engine itself
     lines = [
-        {name: getattr(row, name) for name in OF_ROW} | _answer(request, int(token), gap) | {"prompt": n % DISTINCT}
+        {name: getattr(row, name) for name in OF_ROW}
+        | _answer(request, int(token), gap)
+        | {"prompt": n % DISTINCT if row.server else request.id}
         for row in found.itertuples()
         for n, (request, token, gap) in enumerate(
             zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
