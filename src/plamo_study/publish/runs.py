@@ -23,6 +23,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import nbformat
 import papermill
 import zmq
@@ -36,6 +37,7 @@ from traitlets import default
 
 from plamo_study import paths
 from plamo_study.errors import FAILED_GATE, StudyError, of_system
+from plamo_study.foreign import parsed
 from plamo_study.growing import growing
 from plamo_study.publish import parameters
 
@@ -251,10 +253,18 @@ def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs:
     return bool(inputs) and _was_made_from(output) == _made_from(notebook, assigned, inputs)
 
 
+class Whole(msgspec.Struct):
+    """Of an executed notebook what says where it comes from. Nothing else of it is kept, and all of it must be JSON."""
+
+    metadata: dict[str, Any]
+
+
 def _was_made_from(output: Path) -> str:
     """What an executed notebook says that it was made from; "" where it cannot be read and must be executed again."""
-    executed = _read_back(output)
-    return str(executed.metadata.get(MADE_FROM, "")) if executed else ""
+    try:
+        return str(parsed(output.read_bytes(), Whole).metadata.get(MADE_FROM, ""))
+    except (OSError, ValueError):
+        return ""
 
 
 def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
