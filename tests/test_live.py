@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import foreign_models
 import nbformat
@@ -14,6 +16,8 @@ from plamo_study import paths
 from plamo_study.errors import FAILED_GATE
 from plamo_study.measure import journal
 from plamo_study.publish import executed, runs
+from plamo_study.studies import collect
+from plamo_study.studies.your_machine.plan import your_machine
 
 SMALL = ("-r", "n_prompt", "16", "-r", "n_gen", "4", "-r", "n_seq", "2", "-r", "n_depth", "8")
 CEILINGS = """
@@ -71,6 +75,53 @@ def root(tmp_path_factory):
 def said_of(root, *command):
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(root), "IPYTHONDIR": str(root / "ipython"), "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=500)
+
+
+OF_MINI = f"""{CEILINGS}
+from plamo_study.measure import quantizing
+from plamo_study.studies import at_hand
+plan.MATMUL_SIZE["mini"], at_hand.scale = 256, lambda: "mini"
+"""
+INTERRUPTED_THERE = """
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+quantizing.quantize = interrupted
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(root, tmp_path):
+    for name in ("data", "ipython"):
+        shutil.copytree(root / name, tmp_path / name, symlinks=True)
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(paths.NOTEBOOKS / "your-machine.ipynb", tmp_path / "notebooks")
+    (tmp_path / "ipython/profile_default/startup/small.py").write_text(OF_MINI)
+    page = tmp_path / "reports/your-machine.html"
+
+    def study(code=""):
+        script = f"{OF_MINI}{code}\nfrom plamo_study.cli import main\nmain.main()"
+        return said_of(tmp_path, sys.executable, "-c", script, "study", "--minutes", "60")
+
+    def cells():
+        [path] = (tmp_path / "data/measured/local").glob("*.jsonl")
+        return Counter((row.cell, row.replicate) for row in journal.latest_rows(journal.read(path)))
+
+    stopped = study(INTERRUPTED_THERE)
+    assert stopped.returncode not in (0, 1), stopped.stderr
+    assert "reports/your-machine.html is the first page" in stopped.stderr
+    early, first = page.read_text(), cells()
+    assert all(f"<strong>{asked}</strong>" in early for asked in ("How fast?", "How many at once?", "Is it right?"))
+    assert (tmp_path / "reports/index.html").exists()
+    assert not list((tmp_path / "data/models").glob("*Q4*"))
+    done = study()
+    assert done.returncode == 0, done.stderr
+    assert "is the first page" not in done.stderr
+    planned = your_machine("mini", collect.build("your-machine", "mini").gates[0].n_gpu_layers != 0)
+    wanted = [*planned.gates, *planned.cells * planned.blocks]
+    assert sum(first.values()) < sum(cells().values()) == len(wanted)
+    assert set(cells().values()) == {1}, "nothing is measured twice"
+    assert "Q4_0" in page.read_text()
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from plamo_study.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.publish import inputs, parameters, runs
 from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, live as told, registry as studies
 from plamo_study.studies.allowed import VARIED
+from plamo_study.studies.your_machine.plan import first_round
 
 NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
@@ -61,14 +62,37 @@ def execute(asked: Asked) -> int:
 
 
 def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
-    """Measure this machine with these files or the study's models, and publish its page and all others; exit code."""
+    """Measure this machine with these files or the study's models, and publish its page and all others; exit code.
+
+    A machine without rows gets its page as soon as the first round is measured, and anew at the end.
+
+    Raises StudyError when the disk is too full, a file cannot be written or must not be measured, or the engine cannot
+    be probed.
+    """
     with alone(paths.REPORTS):
-        limit = core.MINUTES if minutes is None else minutes
-        well, scale = _measure_core(limit, files)
-        own = {"source": "live", "minutes": limit, "scale": scale}
-        own |= {"files": msgspec.json.encode(files).decode()} if files else {}
-        asked = Asked([], "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
-        return _execute(asked, {"source": "recorded"}) or int(not well)
+        limit, scale = core.MINUTES if minutes is None else minutes, core.scale()
+        every = sweep(files=files)
+        first = first_round(scale, every)
+        planned, began = collect.build(core.NOTEBOOK, scale, asked=every), time.monotonic()
+        lacking, new = core.missing([planned]), not core.measured(collect.build(core.NOTEBOOK, scale, asked=first))
+        if new:
+            _say_how_long([planned], lacking, limit)
+        report.beforehand([told.Ahead(planned, limit)])
+        code = 0
+        for varied in (first, every) if new else (every,):
+            summary = report.measure(core.NOTEBOOK, scale, recording.LOCAL, minutes=limit, asked=varied)
+            if new and varied is every:
+                report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
+            own = {"source": "live", "minutes": limit, "scale": scale} | varied.texts()
+            own |= {"files": msgspec.json.encode(files).decode()} if files else {}
+            names = [core.NOTEBOOK] if varied is first else []
+            asked = Asked(names, "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
+            code = _execute(asked, {"source": "recorded"}) or int(bool(summary.unexpected or summary.lacking))
+            page = paths.REPORTS / f"{core.NOTEBOOK}.html"
+            if varied is first and page.exists():
+                said = f"{report.short(page)} is the first page: measuring goes on, and it is written anew at the end"
+                report.console.print(said, style="bold", soft_wrap=True)
+        return code
 
 
 def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
@@ -185,24 +209,6 @@ def as_recorded(notebook: str, scale: str) -> dict[str, str]:
     """Parameters of a published page on speed, which shows full-size files: embedded models of 5 MB fit in a cache."""
     of_cache = scale == "mini" and notebook in studies.OF_FULL_SIZE
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
-
-
-def _measure_core(limit: float, files: list[str]) -> tuple[bool, str]:
-    """Write the files that are missing and measure within `limit` minutes (0: none), in order of need.
-
-    Returns whether all succeeded, and the scale. Raises StudyError when the disk is too full, a file cannot be written
-    or must not be measured, or the engine cannot be probed.
-    """
-    scale, varied, began = core.scale(), sweep(files=files), time.monotonic()
-    planned = collect.build(core.NOTEBOOK, scale, asked=varied)
-    lacking, new = core.missing([planned]), not core.measured(planned)
-    if new:
-        _say_how_long([planned], lacking, limit)
-    report.beforehand([told.Ahead(planned, limit)])
-    summary = report.measure(core.NOTEBOOK, scale, recording.LOCAL, minutes=limit, asked=varied)
-    if new:
-        report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
-    return not (summary.unexpected or summary.lacking), scale
 
 
 def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float) -> None:
