@@ -16,8 +16,6 @@ from plamo_study import paths
 from plamo_study.errors import FAILED_GATE
 from plamo_study.measure import journal
 from plamo_study.publish import executed, runs
-from plamo_study.studies import collect
-from plamo_study.studies.your_machine.plan import your_machine
 
 SMALL = ("-r", "n_prompt", "16", "-r", "n_gen", "4", "-r", "n_seq", "2", "-r", "n_depth", "8")
 CEILINGS = """
@@ -80,7 +78,9 @@ def said_of(root, *command):
 OF_MINI = f"""{CEILINGS}
 from plamo_study.measure import quantizing
 from plamo_study.studies import at_hand
+from plamo_study.studies.your_machine import plan as own
 plan.MATMUL_SIZE["mini"], at_hand.scale = 256, lambda: "mini"
+own.N_PROMPT, own.N_GEN, own.N_SEQ, own.TYPES = (16, 8), (4,), (2, 4), ("Q4_0",)
 """
 INTERRUPTED_THERE = """
 def interrupted(*_, **__):
@@ -117,11 +117,12 @@ def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(r
     done = study()
     assert done.returncode == 0, done.stderr
     assert "is the first page" not in done.stderr
-    planned = your_machine("mini", collect.build("your-machine", "mini").gates[0].n_gpu_layers != 0)
-    wanted = [*planned.gates, *planned.cells * planned.blocks]
-    assert sum(first.values()) < sum(cells().values()) == len(wanted)
-    assert set(cells().values()) == {1}, "nothing is measured twice"
-    assert "Q4_0" in page.read_text()
+    whole = cells()
+    assert first < whole
+    assert set(whole.values()) == {1}, "nothing is measured twice"
+    assert {1 if cell.workload == "gate" else 3 for cell, _ in whole} == set(Counter(c for c, _ in whole).values())
+    assert {cell.dtype for cell, _ in whole if cell.files} == {"F16", "Q4_0"}
+    assert page.read_text() != early
 
 
 @pytest.mark.long

@@ -87,7 +87,7 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
             own |= {"files": msgspec.json.encode(files).decode()} if files else {}
             names = [core.NOTEBOOK] if varied is first else []
             asked = Asked(names, "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
-            code = _execute(asked, {"source": "recorded"}) or int(bool(summary.unexpected or summary.lacking))
+            code = _execute(asked, {"source": "recorded"}) or int(not summary.well)
             page = paths.REPORTS / f"{core.NOTEBOOK}.html"
             if varied is first and page.exists():
                 said = f"{report.short(page)} is the first page: measuring goes on, and it is written anew at the end"
@@ -202,7 +202,7 @@ def _measure(
         return False
     if asked.json:
         report.rows(summary)
-    return not (summary.unexpected or summary.lacking)
+    return summary.well
 
 
 def as_recorded(notebook: str, scale: str) -> dict[str, str]:
