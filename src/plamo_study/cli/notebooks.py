@@ -154,7 +154,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
             results.append(runs.run(notebook, own, paths.REPORTS, digest))
-            if asked.published and results[0].is_new:
+            if asked.published and results[0].is_new and len(found) > 1:
                 publishing.write()
         else:
             left.append((notebook, own, digest))
