@@ -123,7 +123,7 @@ def killed(
     within: Annotated[float, typer.Option(min=1, help="seconds, at most, that a run is left alone")] = 120.0,
     seed: Annotated[int, typer.Option(help="of the moments")] = 0,
 ) -> None:
-    """Kill `make study` at random moments, run it until nothing is left to measure, and say what was lost or doubled."""
+    """Kill `make study` at random moments, run it until it has nothing to measure, and say what was lost or doubled."""
     if not shutil.which("make"):
         raise StudyError("make", "not found", "Debian: apt-get install make")
     drawn, wrong = random.Random(seed), []
