@@ -74,7 +74,11 @@ def collect(
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
     if why:
-        _say(f"**{study} was not measured here:** {why}. Its rows are the recorded ones. To measure it, {MORE}.")
+        said = f"{study} was not measured here: {why}. Its rows are the recorded ones. To measure it, {MORE}."
+        if studies.STUDIES[study].whole or _further(study, scale):
+            _say(f"**{said}**")
+        else:  # not a number of the page is this machine's
+            live.Line(study).fail(said, NOT_MEASURED)
     found = of_rows(rows, records, study, "live" if summary else "recorded", at)
     return replace(found, left_out=summary.left_out if summary else ())
 
