@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ def execute(asked: Asked) -> int:
 def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
     """Measure this machine with these files or the study's models, and publish its page and all others; exit code.
 
-    A machine without rows gets its page as soon as the first round is measured, and anew at the end.
+    A machine without rows gets its page as soon as the first round is measured, and anew at the end: where the minutes
+    are enough for all blocks of what the first round measures.
 
     Raises StudyError when the disk is too full, a file cannot be written or must not be measured, or the engine cannot
     be probed.
@@ -74,12 +75,16 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         every = sweep(files=files)
         first = first_round(scale, every)
         planned, began = collect.build(core.NOTEBOOK, scale, asked=every), time.monotonic()
-        lacking, new = core.missing([planned]), not core.measured(collect.build(core.NOTEBOOK, scale, asked=first))
+        soon, rounds = collect.build(core.NOTEBOOK, scale, asked=first), [every]
+        lacking, new = core.missing([planned]), not core.measured(soon)
         if new:
-            _say_how_long([planned], lacking, limit)
+            pace = core.probed()
+            _say_how_long([planned], lacking, limit, pace)
+            whole_s = core.measuring_s(replace(soon, blocks=planned.blocks), pace, set())
+            rounds = [first, every] if not limit or whole_s <= 60 * limit else rounds  # else blocks would be cut
         report.beforehand([told.Ahead(planned, limit)])
         code = 0
-        for varied in (first, every) if new else (every,):
+        for varied in rounds:
             summary = report.measure(core.NOTEBOOK, scale, recording.LOCAL, minutes=limit, asked=varied)
             if new and varied is every:
                 report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
@@ -211,9 +216,9 @@ def as_recorded(notebook: str, scale: str) -> dict[str, str]:
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
 
 
-def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float) -> None:
+def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float, pace: core.Pace) -> None:
     """Print the expected duration, and the rates behind it."""
-    pace, gated = core.probed(), set[object]()
+    gated = set[object]()
     measuring = sum(core.measuring_s(planned, pace, gated) for planned in left) / 60
     files, size = core.writing_s(lacking) / 60, sum(lacking.values()) / 1e9
     writing = f"{files:.1f} minutes for {size:.1f} GB of files with random weights, then " if lacking else ""
