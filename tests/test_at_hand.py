@@ -3,15 +3,18 @@
 import shutil
 from pathlib import Path
 
+import foreign_models
 import msgspec
 import pytest
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, recording, runner
+from plamo_study.measure.asked import sweep
 from plamo_study.measure.cells import Decode, Prefill
-from plamo_study.models import recipes
+from plamo_study.models import given, recipes, registry
 from plamo_study.studies import at_hand, registry as studies
+from plamo_study.studies.your_machine.plan import first_round, your_machine
 
 HYBRID, ATTENTION = plan.MODELS
 
@@ -66,6 +69,32 @@ def test_a_page_is_measured_where_every_file_that_it_needs_has_rows(lean, swept,
     assert at_hand.measured(lean)
     other = tuple(plan.change(cell, model=ATTENTION) for cell in lean.cells)
     assert not at_hand.measured(plan.lean(at_hand.NOTEBOOK, "mini", lean.cells + other))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("of", ["mini", "shape", "file"])
+def test_the_first_round_measures_cells_of_the_whole_plan_on_files_that_nothing_quantizes(
+    of, gpu, tmp_path, monkeypatch
+):
+    for module, name in ((given, "FILES"), (registry, "_given"), (registry, "_paths")):
+        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
+    every = sweep(files=str(foreign_models.write(tmp_path / "llama.gguf"))) if of == "file" else sweep()
+    scale = "shape" if of == "file" else of
+    first, whole = (your_machine(scale, gpu, each) for each in (first_round(scale, every), every))
+    assert set(first.asked) < set(whole.asked)
+    assert first.cells[: first.needed] == whole.cells[: whole.needed]
+    files = {file for cell in first.asked for file in cell.files}
+    assert files == {file for cell in whole.cells[: whole.needed] for file in cell.files}
+    assert {cell.shape[0] for cell in first.cells if isinstance(cell, Decode)} == {1, 4, 5}
+    assert first.blocks == 2 < whole.blocks
+
+
+def test_the_first_round_of_a_model_that_was_fetched_asks_for_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
+    (tmp_path / recipes.model_path(ATTENTION, "weights", "Q8_0").name).touch()
+    first = your_machine("weights", sweep=first_round("weights", sweep()))
+    assert {file[0] for cell in first.cells for file in cell.files} == {ATTENTION}
 
 
 def test_released_weights_are_measured_instead_where_they_were_fetched(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Files that a user gives by path: named, judged and measured where they lie, or refused with a reason and a mend."""
 
+import hashlib
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import foreign_models
 import pytest
@@ -15,7 +17,7 @@ from plamo_study.measure import asked, durations, machine, plan as shared, proof
 from plamo_study.measure.cells import Gate
 from plamo_study.measure.files import model_fact
 from plamo_study.measurements import measurements
-from plamo_study.models import given, registry, synthetic
+from plamo_study.models import given, noted, registry, synthetic, tensors
 from plamo_study.studies.disaggregation import plan as disaggregation
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.serving import plan as serving
@@ -51,7 +53,7 @@ def test_a_file_is_named_and_typed_by_its_header_wherever_it_lies(tmp_path):
     assert found.dtype == "F16", "the header says so, whatever the name says"
     assert found.file == (found.spec.name, "file", "F16")
     assert given.has_oracle(found.file)
-    assert (found.n_bytes, found.sha256) == (path.stat().st_size, given.tensors.sha256(path))
+    assert (found.n_bytes, found.sha256) == (path.stat().st_size, tensors.sha256(path))
     assert sorted(folder.iterdir()) == [path], "nothing is written beside it"
 
 
@@ -92,15 +94,94 @@ def test_what_is_no_model_is_refused_by_name(tmp_path, llama):
         given.give(str(tmp_path / "page.gguf"))
 
 
-def test_a_file_is_hashed_and_checked_once_as_long_as_it_is_the_same(tmp_path, llama, monkeypatch):
+@pytest.fixture
+def read(monkeypatch):
+    """The files whose bytes are read for a hash."""
+    found, sha256 = [], tensors.sha256
+    monkeypatch.setattr(tensors, "sha256", lambda path: found.append(path) or sha256(path))
+    return found
+
+
+def change_in_place(path):
+    """Another byte, and the time of before."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_alike(path):
+    """Another file of the same size and time."""
+    before = path.stat()
+    shutil.copy(path, path.with_suffix(".new"))
+    os.utime(path.with_suffix(".new"), ns=(before.st_atime_ns, before.st_mtime_ns))
+    path.with_suffix(".new").replace(path)
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + bytes(32))
+
+
+@pytest.mark.parametrize("change", [lambda path: os.utime(path, ns=(1, 1)), change_in_place, replace_alike, lengthen])
+def test_a_file_is_hashed_and_checked_once_as_long_as_it_looks_the_same(change, llama, read, monkeypatch):
+    checked = []
+    monkeypatch.setattr(given, "_checked", lambda *parts: checked.append(parts) or [])
     given.give(str(llama))
-    read = []
-    monkeypatch.setattr(given.tensors, "sha256", lambda path: read.append(path) or "0" * 64)
+    read.clear()
     given.give(str(llama))
-    assert read == []
-    os.utime(llama, ns=(1, 1))
-    given.give(str(llama))
+    assert (read, len(checked)) == ([], 1)
+    change(llama)
+    after = given.give(str(llama))[0].sha256
     assert read == [llama]
+    assert len(checked) == 2
+    assert after == hashlib.sha256(llama.read_bytes()).hexdigest()
+
+
+def test_a_file_of_the_project_s_own_is_hashed_once_and_its_pin_is_held_against_its_bytes_each_time(read):
+    path = synthetic.make("plamo-2-1b", "mini", "F16")
+    first = model_fact("plamo-2-1b", "mini", "F16")
+    read.clear()
+    assert model_fact("plamo-2-1b", "mini", "F16") == first
+    assert read == []
+    change_in_place(path)
+    with pytest.raises(StudyError, match=r"models\.toml"):
+        synthetic.make("plamo-2-1b", "mini", "F16")
+    assert model_fact("plamo-2-1b", "mini", "F16")["sha256"] != first["sha256"]
+
+
+@pytest.mark.parametrize(
+    "memory", [b"", b"{", b"[]", b"\xff", b'{"x": {"size": 1, "mtime_ns": 2, "sha256": "0", "findings": []}}']
+)
+def test_a_memory_of_hashes_that_is_torn_or_another_s_is_written_anew(memory, llama, read):
+    right = given.give(str(llama))[0].sha256
+    (paths.MODELS / "given.json").write_bytes(memory)
+    read.clear()
+    assert [given.give(str(llama))[0].sha256 for _ in range(2)] == [right, right]
+    assert read == [llama]
+
+
+def test_hashes_that_are_noted_side_by_side_are_all_remembered(tmp_path, read):
+    files = [tmp_path / f"{n}.gguf" for n in range(16)]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes([number]))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(noted.sha256, files))
+    read.clear()
+    assert list(map(noted.sha256, files)) == found
+    assert read == []
+
+
+def test_a_part_that_changed_is_checked_with_the_others_again(tmp_path, read):
+    parts, checks = [tmp_path / "a", tmp_path / "b"], []
+    for part in parts:
+        part.write_text(part.name)
+    first = noted.checked(parts, lambda: checks.append(1) or [])
+    read.clear()
+    assert noted.checked(parts, lambda: checks.append(1) or []) == first
+    lengthen(parts[1])
+    assert noted.checked(parts, lambda: checks.append(1) or []) != first
+    assert (read, len(checks)) == ([parts[1]], 2)
 
 
 def test_a_folder_of_models_that_cannot_be_written_to_costs_no_more_than_a_second_reading(tmp_path, llama, monkeypatch):

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import foreign_models
 import nbformat
@@ -73,6 +75,56 @@ def said_of(root, *command):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=500)
 
 
+OF_MINI = f"""{CEILINGS}
+from plamo_study.measure import quantizing
+from plamo_study.studies import at_hand
+from plamo_study.studies.your_machine import plan as own
+plan.MATMUL_SIZE["mini"], at_hand.scale = 256, lambda: "mini"
+own.N_PROMPT, own.N_GEN, own.N_SEQ, own.TYPES = (16, 8), (4,), (2, 4), ("Q4_0",)
+"""
+INTERRUPTED_THERE = """
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+quantizing.quantize = interrupted
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(root, tmp_path):
+    for name in ("data", "ipython"):
+        shutil.copytree(root / name, tmp_path / name, symlinks=True)
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(paths.NOTEBOOKS / "your-machine.ipynb", tmp_path / "notebooks")
+    (tmp_path / "ipython/profile_default/startup/small.py").write_text(OF_MINI)
+    page = tmp_path / "reports/your-machine.html"
+
+    def study(code=""):
+        script = f"{OF_MINI}{code}\nfrom plamo_study.cli import main\nmain.main()"
+        return said_of(tmp_path, sys.executable, "-c", script, "study", "--minutes", "60")
+
+    def cells():
+        [path] = (tmp_path / "data/measured/local").glob("*.jsonl")
+        return Counter((row.cell, row.replicate) for row in journal.latest_rows(journal.read(path)))
+
+    stopped = study(INTERRUPTED_THERE)
+    assert stopped.returncode not in (0, 1), stopped.stderr
+    assert "reports/your-machine.html is the first page" in stopped.stderr
+    early, first = page.read_text(), cells()
+    assert all(f"<strong>{asked}</strong>" in early for asked in ("How fast?", "How many at once?", "Is it right?"))
+    assert (tmp_path / "reports/index.html").exists()
+    assert not list((tmp_path / "data/models").glob("*Q4*"))
+    done = study()
+    assert done.returncode == 0, done.stderr
+    assert "is the first page" not in done.stderr
+    whole = cells()
+    assert first < whole
+    assert set(whole.values()) == {1}, "nothing is measured twice"
+    assert {1 if cell.workload == "gate" else 3 for cell, _ in whole} == set(Counter(c for c, _ in whole).values())
+    assert {cell.dtype for cell, _ in whole if cell.files} == {"F16", "Q4_0"}
+    assert page.read_text() != early
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(root):
@@ -106,3 +158,19 @@ def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(
     assert "gate of bad in F16" in again.stderr
     assert "gate failed your-machine.ipynb" in again.stderr
     assert not runs.unfinished(nbformat.read(root / "reports/your-machine.ipynb", as_version=4))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_papermill_exits_with_one_where_nothing_or_not_every_file_could_be_measured_in_time(root, tmp_path):
+    good = str(root / "私の モデル/good.gguf")
+    page, out = paths.NOTEBOOKS / "01-phase-asymmetry.ipynb", tmp_path / "out.ipynb"
+    (tmp_path / "data/measured").mkdir(parents=True)
+    (tmp_path / "data/measured/reference").symlink_to(paths.MEASURED / "reference")
+    for name in ("data/models.toml", "data/published", "notebooks"):
+        (tmp_path / name).symlink_to(paths.ROOT / name)
+    for asked in (("-p", "scale", "mini"), ("-r", "files", json.dumps([good], ensure_ascii=False))):
+        words = (sys.executable, "-m", "papermill", str(page), str(out), "--no-progress-bar", "-p", "source", "live")
+        done = said_of(tmp_path, *words, *asked, "-p", "minutes", "0.001")
+        assert done.returncode == 1, done.stderr
+        assert "minutes would be enough" in done.stderr

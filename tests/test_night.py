@@ -13,6 +13,7 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.cli import notebooks
+from plamo_study.errors import StudyError
 from plamo_study.measure import asked, bench, durations, files, journal, machine, runner, watch
 from plamo_study.measure.cells import Gate
 from plamo_study.measure.files import model_fact as fact
@@ -218,3 +219,33 @@ def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with
     assert timed["block"].nunique() >= 2, "a block alone says nothing"
     if of_files:
         assert timed["model"].nunique() == 2, "each file is measured"
+
+
+def rows_or_why(study, minutes, chosen):
+    try:
+        return collect.collect(study, "live", "shape", minutes, asked=chosen).rows, ""
+    except StudyError as error:
+        return None, error.why
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("minutes", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry"])
+def test_a_file_has_numbers_or_is_named_with_the_command_that_goes_on_however_short_the_time(
+    study, minutes, night, monkeypatch, caplog
+):
+    chosen = asked.sweep(files=night[1])
+    rows, why = rows_or_why(study, minutes, chosen)
+    if rows is None:
+        assert "minutes would be enough" in why
+        return
+    assert Clock.passed <= 60 * minutes
+    timed = set(rows[(rows["workload"] != "gate") & (rows["model"] != "") & ~rows["anchor"]]["model"])
+    assert timed
+    named = {message.partition(" in ")[0]: message for message in caplog.messages if "nothing of it" in message}
+    assert timed.isdisjoint(named)
+    assert timed | set(named) == {name for name, *_ in chosen.files}
+    for message in named.values():
+        words = shlex.split(message.split("`")[1])
+        assert words[:3] == ["plamo-study", "measure", study]
+        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == night[1]

@@ -1,10 +1,12 @@
 """Is nothing lost, and nothing measured twice, when `make study` is killed again and again?
 
-    python tools/killed.py                                    # ten kills at random moments, then two whole runs
+    python tools/killed.py                                    # ten kills at random moments, then whole runs
     python tools/killed.py --kills 3 --minutes 5 01 07        # of these notebooks alone
 
 It runs in a copy of this checkout, which shares its environment and is removed, so that no row of yours is touched. It
-exits with 1 where a row is lost or doubled, a process is left, or what is left behind looks done and is not.
+exits with 1 where a row is lost or doubled, a process is left, or what is left behind looks done and is not. A run ends
+with its minutes, in which a busy machine measures less, and the next goes on: whole runs follow one another until one
+has nothing to measure.
 """
 
 import os
@@ -33,6 +35,7 @@ from plamo_study.measure.rows import Row
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 MARK = "PLAMO_STUDY_KILLED"  # in the environment of all that a run starts
+WHOLE = 6  # runs that are left alone, at most
 ENDS_S = 60.0  # that what a killed run started has to end
 
 
@@ -120,14 +123,14 @@ def killed(
     within: Annotated[float, typer.Option(min=1, help="seconds, at most, that a run is left alone")] = 120.0,
     seed: Annotated[int, typer.Option(help="of the moments")] = 0,
 ) -> None:
-    """Kill `make study` at random moments, run it twice to its end, and say what was lost, doubled or left."""
+    """Kill `make study` at random moments, run it until it has nothing to measure, and say what was lost or doubled."""
     if not shutil.which("make"):
         raise StudyError("make", "not found", "Debian: apt-get install make")
     drawn, wrong = random.Random(seed), []
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
         root = Path(folder).resolve()
         copied(root, notebooks or [])
-        for number in range(kills + 2):
+        for number in range(kills + WHOLE):
             before, began = rows(root), time.monotonic()
             process, sent = study(root, scale, minutes), None
             if number < kills:
@@ -138,10 +141,11 @@ def killed(
                     os.killpg(process.pid, sent)
             code = process.wait()
             found = faults(root, before)
-            if number >= kills:
-                found += [f"exit code {code}"] * bool(code) + [f"left behind: {name}" for name in partial(root)]
-            if number == kills + 1 and (more := rows(root) - before):
-                found.append(f"the second whole run measured {len(more)} rows anew")
+            more, last = len(rows(root) - before), number == kills + WHOLE - 1
+            done = number > kills and not more
+            found += [f"left behind: {name}" for name in partial(root)] * (number >= kills)
+            found += [f"exit code {code}"] * bool(code and (done or last))
+            found += [f"{WHOLE} whole runs, and the last measured {more} rows more"] * bool(more and last)
             how = sent.name if sent else f"exit code {code}"
             seconds, n = time.monotonic() - began, sum(rows(root).values())
             report.console.print(
@@ -151,6 +155,8 @@ def killed(
             if found:
                 report.console.print((root / "said").read_text(errors="replace")[-2000:], markup=False)
             (root / "said").write_text("")
+            if done:
+                break
         for process in started(root):
             process.kill()
     raise typer.Exit(bool(wrong))

@@ -30,6 +30,7 @@ MENDS = {  # remedies for what a system refuses, by errno; any other errno is a 
 
 
 FAILED_GATE = "FailedGate"  # name of the error in a notebook that measured a file whose gate failed, and goes on
+NOT_MEASURED = "NotMeasured"  # of that in a notebook that had no time for a file of a user's own, and goes on
 
 
 class StudyError(Exception):

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from plamo_study.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.publish import inputs, parameters, runs
 from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, live as told, registry as studies
 from plamo_study.studies.allowed import VARIED
+from plamo_study.studies.your_machine.plan import first_round
 
 NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
@@ -61,14 +62,42 @@ def execute(asked: Asked) -> int:
 
 
 def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
-    """Measure this machine with these files or the study's models, and publish its page and all others; exit code."""
+    """Measure this machine with these files or the study's models, and publish its page and all others; exit code.
+
+    A machine without rows gets its page as soon as the first round is measured, and anew at the end: where the minutes
+    are enough for all blocks of what the first round measures.
+
+    Raises StudyError when the disk is too full, a file cannot be written or must not be measured, or the engine cannot
+    be probed.
+    """
     with alone(paths.REPORTS):
-        limit = core.MINUTES if minutes is None else minutes
-        well, scale = _measure_core(limit, files)
-        own = {"source": "live", "minutes": limit, "scale": scale}
-        own |= {"files": msgspec.json.encode(files).decode()} if files else {}
-        asked = Asked([], "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
-        return _execute(asked, {"source": "recorded"}) or int(not well)
+        limit, scale = core.MINUTES if minutes is None else minutes, core.scale()
+        every = sweep(files=files)
+        first = first_round(scale, every)
+        planned, began = collect.build(core.NOTEBOOK, scale, asked=every), time.monotonic()
+        soon, rounds = collect.build(core.NOTEBOOK, scale, asked=first), [every]
+        lacking, new = core.missing([planned]), not core.measured(soon)
+        if new:
+            pace = core.probed()
+            _say_how_long([planned], lacking, limit, pace)
+            whole_s = core.measuring_s(replace(soon, blocks=planned.blocks), pace, set())
+            rounds = [first, every] if not limit or whole_s <= 60 * limit else rounds  # else blocks would be cut
+        report.beforehand([told.Ahead(planned, limit)])
+        code = 0
+        for varied in rounds:
+            summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
+            if new and varied is every:
+                report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
+            own = {"source": "live", "minutes": limit, "scale": scale} | varied.texts()
+            own |= {"files": msgspec.json.encode(files).decode()} if files else {}
+            names = [core.NOTEBOOK] if varied is first else []
+            asked = Asked(names, "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
+            code = _execute(asked, {"source": "recorded"}) or int(not summary.well)
+            page = paths.REPORTS / f"{core.NOTEBOOK}.html"
+            if varied is first and page.exists():
+                said = f"{report.short(page)} is the first page: measuring goes on, and it is written anew at the end"
+                report.console.print(said, style="bold", soft_wrap=True)
+        return code
 
 
 def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
@@ -130,7 +159,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
             results.append(runs.run(notebook, own, paths.REPORTS, digest))
-            if asked.published and results[0].is_new:
+            if asked.published and results[0].is_new and len(found) > 1:
                 publishing.write()
         else:
             left.append((notebook, own, digest))
@@ -178,7 +207,7 @@ def _measure(
         return False
     if asked.json:
         report.rows(summary)
-    return not (summary.unexpected or summary.lacking)
+    return summary.well
 
 
 def as_recorded(notebook: str, scale: str) -> dict[str, str]:
@@ -187,27 +216,9 @@ def as_recorded(notebook: str, scale: str) -> dict[str, str]:
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
 
 
-def _measure_core(limit: float, files: list[str]) -> tuple[bool, str]:
-    """Write the files that are missing and measure within `limit` minutes (0: none), in order of need.
-
-    Returns whether all succeeded, and the scale. Raises StudyError when the disk is too full, a file cannot be written
-    or must not be measured, or the engine cannot be probed.
-    """
-    scale, varied, began = core.scale(), sweep(files=files), time.monotonic()
-    planned = collect.build(core.NOTEBOOK, scale, asked=varied)
-    lacking, new = core.missing([planned]), not core.measured(planned)
-    if new:
-        _say_how_long([planned], lacking, limit)
-    report.beforehand([told.Ahead(planned, limit)])
-    summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
-    if new:
-        report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
-    return not (summary.unexpected or summary.lacking), scale
-
-
-def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float) -> None:
+def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float, pace: core.Pace) -> None:
     """Print the expected duration, and the rates behind it."""
-    pace, gated = core.probed(), set[object]()
+    gated = set[object]()
     measuring = sum(core.measuring_s(planned, pace, gated) for planned in left) / 60
     files, size = core.writing_s(lacking) / 60, sum(lacking.values()) / 1e9
     writing = f"{files:.1f} minutes for {size:.1f} GB of files with random weights, then " if lacking else ""

@@ -113,6 +113,8 @@ def sweep(
     )
     if no_time := live.no_time(planned, summary, asked):
         console.print(f"{study}: {no_time}", soft_wrap=True)
+    for said in live.unseen(planned, summary, asked):
+        console.print(f"{study}: {said}", style="red", soft_wrap=True)
     if summary.unexpected:
         how = f"plamo-study measure {study} --scale {scale} --retry-failed"
         console.print(f"{study}: rows that failed stay, and fail this call again; `{how}` measures them anew")

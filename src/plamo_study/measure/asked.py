@@ -28,8 +28,8 @@ class Sweep:
     decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
     `n_clients`: requests at a time. `rates`: requests a second. `dtypes`: types of the models that the repository
     brings. `n_draft`: tokens of a draft. `acceptance`: how likely a drafted token is right. `draft_file`: the model
-    that drafts for `files`, at most one. `n_threads`, `n_gpu_layers` (-1: all), `flash_attn`, `type_k`, `type_v`: the
-    engine's settings for every cell.
+    that drafts for `files`, at most one. `blocks`: processes of every cell, one number. `n_threads`, `n_gpu_layers`
+    (-1: all), `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
     """
 
     files: tuple[File, ...] = ()
@@ -50,21 +50,25 @@ class Sweep:
     n_draft: tuple[int, ...] = ()
     acceptance: tuple[float, ...] = ()
     draft_file: tuple[File, ...] = ()
+    blocks: tuple[int, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """The engine's settings that were asked for, by the names that cells give them."""
         named = {name: getattr(self, name) for name in ("n_gpu_layers", "flash_attn", "type_k", "type_v")}
         return {name: value for name, value in named.items() if value not in (None, "")}
 
-    def options(self) -> list[str]:
-        """The values, without files, as options of a command."""
+    def texts(self) -> dict[str, str]:
+        """The values, without files, as a notebook or a command takes them."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "files"}
-        texts = {
+        return {
             name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             for name, value in values.items()
             if value not in (None, "", ())
         }
-        return [f"-p {name} {text}" for name, text in texts.items()]
+
+    def options(self) -> list[str]:
+        """The values, without files, as options of a command."""
+        return [f"-p {name} {text}" for name, text in self.texts().items()]
 
 
 NOTHING = Sweep()

@@ -35,7 +35,6 @@ class Durations:
 
     def __init__(self, plan: Plan, own: Mapping[Cell, float]):
         self.plan, self.own = plan, own
-        self.cells, self.gates = _recorded(paths.MEASURED / "reference", _of_files(plan.scale))
 
     def seconds(self, cell: Cell) -> float:
         """Wall time of one process, in seconds."""
@@ -66,8 +65,9 @@ class Durations:
         return sum(self.seconds(cell) / at_once(cell) for cell in cells)
 
     def _there(self, cell: Cell) -> float | None:
-        found = self.cells.get(_alike(cell))
-        return self.gates.get((cell.model, cell.n_prompt)) if found is None and isinstance(cell, Gate) else found
+        cells, gates = _recorded(paths.MEASURED / "reference", _of_files(self.plan.scale))
+        found = cells.get(_alike(cell))
+        return gates.get((cell.model, cell.n_prompt)) if found is None and isinstance(cell, Gate) else found
 
     def _pace(self) -> float:
         """Time here relative to the reference machine; 1.0 without data."""

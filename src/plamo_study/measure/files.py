@@ -17,7 +17,7 @@ from plamo_study.measure import quantizing
 from plamo_study.measure.cells import Comparison
 from plamo_study.measure.checking import check
 from plamo_study.measure.plan import Plan
-from plamo_study.models import given, recipes, registry, synthetic, tensors
+from plamo_study.models import given, noted, recipes, registry, synthetic, tensors
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking
 from plamo_study.models.header import read
@@ -94,7 +94,7 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
         "scale": scale,
         "dtype": dtype,
         "synthetic": scale != "weights" and not registry.spec(name, scale).trained,
-        "sha256": tensors.sha256(path),
+        "sha256": noted.sha256(path),
         "file_bytes": path.stat().st_size,
         "n_params": spec.n_params,
         "assumptions": [*spec.assumptions, *words],

@@ -28,6 +28,7 @@ from plamo_study.measure.rows import Fact, Record, Row, row_key
 from plamo_study.measure.tasks import REPEAT, Task, Tasks, together
 from plamo_study.measure.watch import drift_by_block
 from plamo_study.models import recipes
+from plamo_study.models.registry import GIVEN
 
 CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
 COOL_S = 300.0  # longest wait for a hot machine to cool down before a row
@@ -76,6 +77,18 @@ class Summary:
     def unexpected(self) -> list[Row]:
         """Failed rows that are not the answer to what their cell tests."""
         return [row for row in self.failed if not row.cell.asks_whether]
+
+    @property
+    def unseen(self) -> list[File]:
+        """Files of a user's own that there was no time for: nothing is measured with them, and no gate refused them."""
+        seen = {file for row in self.rows for file in row.cell.files if not isinstance(row.cell, Gate) or row.refuses}
+        files = dict.fromkeys(file for cell in self.left_out for file in cell.files if file[1] == GIVEN)
+        return [file for file in files if file not in seen]
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing failed, the finding has its rows, and each file of a user's own has some."""
+        return not (self.unexpected or self.lacking or self.unseen)
 
 
 class NoTimeError(StudyError):

@@ -1,28 +1,25 @@
 """Model files that a user gives by path: what each is, the name of its rows, and whether it may be measured.
 
-A file is never copied, moved or written to. Its hash and the findings of its check are remembered by path, size and
-time in data/models/given.json, so that a large file is read once. Where only a repaired copy can be measured, it is
-made on request alone, in data/models/repaired.
+A file is never copied, moved or written to. Its hash and the findings of its check are remembered (noted.py), so that a
+large file is read once. Where only a repaired copy can be measured, it is made on request alone, in
+data/models/repaired.
 """
 
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
 from gguf import LlamaFileType
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.foreign import expanded, parsed, plain
-from plamo_study.growing import growing
-from plamo_study.models import check, header, mistaken, registry, repair, roles, tensors
+from plamo_study.foreign import expanded, plain
+from plamo_study.models import check, header, mistaken, noted, registry, repair, roles
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking, printable
 from plamo_study.models.header import Header
@@ -47,15 +44,6 @@ class OtherSpec(ModelSpec):
     def n_params(self) -> int:
         """Number of weights in the file."""
         return self.weights
-
-
-class Noted(msgspec.Struct, frozen=True):
-    """What is remembered of a file as it was: size, time, hash and the findings of its check."""
-
-    size: int
-    mtime_ns: int
-    sha256: str
-    findings: list[tuple[str, str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -138,16 +126,14 @@ def _one(path: Path) -> Given:
         raise StudyError(str(path), what.evidence, what.mend)
     parts = _parts(path, whole, opened)
     heads = [opened, *(header.read(part) for part in parts[1:])]
-    noted = _noted(parts, heads)
-    findings = tuple(Finding(*each) for each in noted.findings)  # type: ignore[arg-type] # as they were written
+    digest, findings = noted.checked(parts, lambda: _checked(parts, heads))
     if worst := blocking(findings):
-        mended = _repaired(parts, noted, worst)
-        return _one(mended)
+        return _one(_repaired(parts, digest, worst))
     spec, dtype = _spec(path, opened, heads), _dtype(heads)
     clash = FILES.get((spec.name, GIVEN, dtype))
-    if clash and clash.sha256 != noted.sha256:
-        spec = replace(spec, name=f"{spec.name} {noted.sha256[:6]}")
-    return Given(path.absolute(), parts, spec, dtype, noted.sha256, findings)
+    if clash and clash.sha256 != digest:
+        spec = replace(spec, name=f"{spec.name} {digest[:6]}")
+    return Given(path.absolute(), parts, spec, dtype, digest, findings)
 
 
 def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
@@ -167,21 +153,6 @@ def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
     return tuple(named)
 
 
-def _noted(parts: Sequence[Path], heads: Sequence[Header]) -> Noted:
-    """What is remembered of a file, after it was hashed and checked where it is new or has changed."""
-    known, stats = _memory(), [part.stat() for part in parts]
-    size, mtime = sum(each.st_size for each in stats), max(each.st_mtime_ns for each in stats)
-    before = known.get(str(parts[0]))
-    if before and (before.size, before.mtime_ns) == (size, mtime):
-        return before
-    digests = [tensors.sha256(part) for part in parts]
-    digest = digests[0] if len(parts) == 1 else sha256("".join(digests).encode()).hexdigest()
-    found = _checked(parts, heads)
-    new = Noted(size, mtime, digest, [(each.severity, each.code, each.evidence, each.mend) for each in found])
-    _remember({**known, str(parts[0]): new})
-    return new
-
-
 def _checked(parts: Sequence[Path], heads: Sequence[Header]) -> list[Finding]:
     """Findings without an engine: for PLaMo all of `models check`, for others what holds for any GGUF."""
     arch = heads[0].text("general.architecture")
@@ -193,37 +164,16 @@ def _checked(parts: Sequence[Path], heads: Sequence[Header]) -> list[Finding]:
     return [finding for head in heads for finding in check.anything(head)]
 
 
-def _memory() -> dict[str, Noted]:
-    try:
-        known: dict[str, Noted] = parsed(_place().read_bytes(), dict[str, Noted])
-    except (OSError, ValueError):
-        return {}  # none yet, or damaged: files are read again
-    return known
-
-
-def _remember(known: dict[str, Noted]) -> None:
-    try:
-        paths.MODELS.mkdir(parents=True, exist_ok=True)
-        with growing(_place()) as partial:
-            partial.write_bytes(msgspec.json.encode(known))
-    except (OSError, StudyError):
-        pass  # a read-only folder: the next call reads the file again
-
-
-def _place() -> Path:
-    return paths.MODELS / "given.json"
-
-
-def _repaired(parts: Sequence[Path], noted: Noted, worst: Sequence[Finding]) -> Path:
+def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> Path:
     """A repaired copy, where it was allowed and mends all that blocks; StudyError otherwise."""
     path, first = parts[0], worst[0]
     if len(parts) > 1 or any(finding.code not in MENDED for finding in worst):
         raise StudyError(str(path), f"must not be measured: {first.evidence}", first.mend)
-    copy = paths.MODELS / "repaired" / f"{_stem(path)}.{noted.sha256[:12]}.gguf"
+    copy = paths.MODELS / "repaired" / f"{_stem(path)}.{digest[:12]}.gguf"
     if not copy.exists():
         if not os.environ.get(REPAIR):
             why = f"must not be measured as it is: {first.evidence}"
-            size = f"{noted.size / 1e9:.2g} GB in {copy}"
+            size = f"{path.stat().st_size / 1e9:.2g} GB in {copy}"
             mend = f"add --repair (papermill: -p repair True), which makes and measures a repaired copy: {size}"
             raise StudyError(str(path), why, mend)
         copy.parent.mkdir(parents=True, exist_ok=True)

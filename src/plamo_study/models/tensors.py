@@ -100,14 +100,22 @@ def sha256(path: Path) -> str:
     Raises StudyError when it cannot be read.
     """
     try:
-        found = path.stat()
-        return _digest(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return _digest(path.resolve(), *looks(path))
     except OSError as error:
         raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
 
 
+def looks(path: Path) -> tuple[int, int, int, int]:
+    """What tells a file from the same one before a change: its inode, size, and both times. StudyError as `sha256`."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 @functools.lru_cache
-def _digest(path: Path, *_as_it_is: int) -> str:
+def _digest(path: Path, *_looks: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

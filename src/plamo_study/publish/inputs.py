@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from plamo_study import paths
@@ -20,9 +21,14 @@ def digest(notebook: str) -> str:
     for name in DECIDING:
         found.update(f"{name}={os.environ.get(name, '')}".encode())
     for path in _files(notebook):
-        found.update(f"{path.name} {path.stat().st_size} ".encode())
-        found.update(path.read_bytes())
+        seen = path.stat()
+        found.update(path.name.encode() + b"\0" + _content(path, seen.st_ino, seen.st_size, seen.st_mtime_ns))
     return found.hexdigest()
+
+
+@cache  # notebooks share most of their inputs
+def _content(path: Path, *_looks: int) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 def _files(notebook: str) -> Iterator[Path]:

@@ -23,6 +23,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import nbformat
 import papermill
 import zmq
@@ -35,7 +36,8 @@ from papermill.exceptions import PapermillExecutionError
 from traitlets import default
 
 from plamo_study import paths
-from plamo_study.errors import FAILED_GATE, StudyError, of_system
+from plamo_study.errors import FAILED_GATE, NOT_MEASURED, StudyError, of_system
+from plamo_study.foreign import parsed
 from plamo_study.growing import growing
 from plamo_study.publish import parameters
 
@@ -44,7 +46,8 @@ MARKED = "papermill-error-cell-tag"  # of the cells by which papermill marks an 
 ADDED = {"injected-parameters", MARKED}  # tags of papermill's own cells
 ANSWERS_S, ENDS_S = 2.0, 5.0  # in which an idle kernel answers, and ends when asked to
 SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
-Status = Literal["ok", "unchanged", "gate failed", "failed", "dead_kernel", "incomplete"]
+Status = Literal["ok", "unchanged", "gate failed", "not measured", "failed", "dead_kernel", "incomplete"]
+GOES_ON: dict[str, Status] = {FAILED_GATE: "gate failed", NOT_MEASURED: "not measured"}  # by an error's name
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class RunResult:
     """The outcome of one notebook.
 
     `unchanged`: executed before from the same inputs. `gate failed`: complete, but the gate of a file failed, and what
-    that file lacks is said on the page. `output` is the complete notebook. `cell` is the cell that did
-    not finish, counted from 0 in `notebook`; `error` and `message` are the exception's name and text.
+    that file lacks is said on the page; `not measured`: so is a file that there was no time for. `output` is the
+    complete notebook. `cell` is the cell that did not finish, counted from 0 in `notebook`; `error` and `message` are
+    the exception's name and text.
     """
 
     notebook: Path
@@ -185,16 +189,16 @@ def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = 
     if isinstance(problem, OSError) and problem.filename is None:
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
-    refused = isinstance(problem, PapermillExecutionError) and problem.ename == FAILED_GATE
-    if executed and (problem is None or refused) and not unfinished(executed):
-        executed.metadata[MADE_FROM] = "" if refused else made_from
+    known = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
+    if executed and (problem is None or known) and not unfinished(executed):
+        executed.metadata[MADE_FROM] = "" if known else made_from
         executed.cells = [cell for cell in executed.cells if MARKED not in cell.metadata.get("tags", [])]
         executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
         try:
             with growing(output) as whole:
                 nbformat.write(executed, whole)
             partial.unlink()
-            return RunResult(notebook, "gate failed" if refused else "ok", seconds, output)
+            return RunResult(notebook, known or "ok", seconds, output)
         except OSError as full:
             problem = full
     status, error, message = _reason(problem, torn=executed is None)
@@ -251,10 +255,18 @@ def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs:
     return bool(inputs) and _was_made_from(output) == _made_from(notebook, assigned, inputs)
 
 
+class Whole(msgspec.Struct):
+    """Of an executed notebook what says where it comes from. Nothing else of it is kept, and all of it must be JSON."""
+
+    metadata: dict[str, Any]
+
+
 def _was_made_from(output: Path) -> str:
     """What an executed notebook says that it was made from; "" where it cannot be read and must be executed again."""
-    executed = _read_back(output)
-    return str(executed.metadata.get(MADE_FROM, "")) if executed else ""
+    try:
+        return str(parsed(output.read_bytes(), Whole).metadata.get(MADE_FROM, ""))
+    except (OSError, ValueError):
+        return ""
 
 
 def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
@@ -326,5 +338,5 @@ def _has_no_reply(cell: nbformat.NotebookNode) -> bool:
 
 
 def _has_error(cell: nbformat.NotebookNode) -> bool:
-    """Whether a cell ended with an error; that of a failed gate does not end it."""
-    return any(output.output_type == "error" and output.ename != FAILED_GATE for output in cell.outputs)
+    """Whether a cell ended with an error; those of GOES_ON do not end it."""
+    return any(output.output_type == "error" and output.ename not in GOES_ON for output in cell.outputs)

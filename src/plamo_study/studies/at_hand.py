@@ -5,6 +5,7 @@ printed before anything is measured, and beside the actual time afterwards.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, journal, machine, plan
 from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Prefill, Read
+from plamo_study.measure.durations import least_blocks
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import measured_once
 from plamo_study.measure.proof import TAIL_STEPS
@@ -46,11 +48,13 @@ def scale() -> str:
 
 
 def measured(planned: Plan) -> bool:
-    """Whether this machine already has rows of the files that a plan needs."""
+    """Whether the least blocks that a plan needs were measured here, but for files whose gate failed."""
     path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     rows = journal.latest_rows(journal.read(path)) if path.exists() else []
-    known = {file for row in rows for file in row.cell.files}
-    return bool(known) and all(file in known for cell in planned.cells[: planned.needed] for file in cell.files)
+    refused = {file for row in rows if row.refuses for file in row.cell.files}
+    needed = [cell for cell in planned.cells[: planned.needed] if not refused.intersection(cell.files)]
+    had, (blocks, _) = Counter(row.cell for row in rows), least_blocks(planned)
+    return bool(rows) and all(had[cell] >= blocks for cell in needed)
 
 
 def lacking(found: Iterable[Plan]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from plamo_study.engine import builds
-from plamo_study.errors import StudyError
+from plamo_study.errors import NOT_MEASURED, StudyError
 from plamo_study.measure import bench, files, frame, journal, plan, runner, watch
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
@@ -65,7 +65,11 @@ def collect(
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
     if why:
-        _say(f"**{study} was not measured here:** {why}. Its rows are the recorded ones. To measure it, {MORE}.")
+        said = f"{study} was not measured here: {why}. Its rows are the recorded ones. To measure it, {MORE}."
+        if studies.STUDIES[study].whole or _further(study, scale):
+            _say(f"**{said}**")
+        else:  # not a number of the page is this machine's
+            live.Line(study).fail(said, NOT_MEASURED)
     found = of_rows(rows, records, study, "live" if summary else "recorded", at)
     return replace(found, left_out=summary.left_out if summary else ())
 
@@ -113,26 +117,35 @@ def _measured(
 ) -> tuple[runner.Summary | None, str]:
     """Summary of a live study, or why there was no time for it.
 
-    Where the time is too short for all that its finding needs, the first half of it is tried, and so on to one cell.
+    Where the time is too short for all that its finding needs, the first half of it is tried, and so on to the first
+    cell on a file. What would be enough for all is said before anything is measured.
     """
     base = studies.shown_at(study, scale) if study in studies.STUDIES else scale
     planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes, asked)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
+    on_files = {cell for cell in planned.cells if cell.files} or set(planned.cells)
+    least, enough = next(n for n, cell in enumerate(planned.cells, 1) if cell in on_files), ""
     with live.line(study) as line:
         line.begin(live.beforehand([live.Ahead(planned, share)]))
         while True:
             try:
                 summary = measure(planned, journal_path(study, at, LOCAL), line.progress, minutes=share)
             except runner.NoTimeError as error:
-                needed = min(planned.needed, len(planned.cells)) // 2
-                if studies.STUDIES[study].whole or not needed:
-                    return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
-                planned = replace(planned, needed=needed)
+                needed = min(planned.needed, len(planned.cells))
+                most = budget.enough(minutes, share, error.needed_s)
+                enough = enough or f"{error.why}. {most} minutes would be enough"
+                if studies.STUDIES[study].whole or needed <= least:
+                    return None, enough
+                planned = replace(planned, needed=max(needed // 2, least))
                 continue
+            if not any(row.refuses or row.cell in on_files for row in summary.rows):
+                return None, enough or lacking(summary)
             line.refuse(summary.unexpected)
+            for said in live.unseen(planned, summary, asked):
+                line.fail(said, NOT_MEASURED)
             line.end(summary, live.no_time(planned, summary, asked))
-            return (summary, "") if summary.rows else (None, lacking(summary))
+            return summary, ""
 
 
 def _further(study: str, scale: str) -> bool:

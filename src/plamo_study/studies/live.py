@@ -198,10 +198,25 @@ def no_time(planned: Plan, summary: runner.Summary, asked: Sweep) -> str:
         return ""
     few, rest = summary.left_out[:NAMED], len(summary.left_out) - NAMED
     names = ", ".join([named(cell) for cell in few] + ([f"{rest} more"] if rest > 0 else []))
+    return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells ({names}): {_goes_on(planned, asked)}"
+
+
+def unseen(planned: Plan, summary: runner.Summary, asked: Sweep) -> list[str]:
+    """Each file of a user's own that nothing is said about, why, and the command that measures it."""
+    judged = {file for row in summary.rows if isinstance(row.cell, Gate) for file in row.cell.files}
+    return [
+        f"{file[0]} in {file[2]} {'is right' if file in judged else 'was not judged'}, and there was no time to "
+        f"{'time' if file in judged else 'judge'} it: nothing of it is measured. {_goes_on(planned, asked)}"
+        for file in summary.unseen
+    ]
+
+
+def _goes_on(planned: Plan, asked: Sweep) -> str:
+    """The command that measures what a plan lacks."""
     chosen = [f"--file {shlex.quote(str(given.FILES[file].path))}" for file in asked.files]
     scale = [] if asked.files else [f"--scale {planned.scale}"]
     how = " ".join(["plamo-study measure", planned.study, *scale, *chosen, *asked.options()])
-    return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells ({names}): `{how}` measures them"
+    return f"`{how}` goes on, for as long as it takes"
 
 
 def left(seconds: float) -> str:
@@ -247,19 +262,24 @@ class Line:
         self.say("  \n".join([*self.before, f"*{now}*"]), at_once=bool(heat))
 
     def refuse(self, rows: Iterable[Row]) -> None:
-        """Say of gates that failed what follows, once each, as an error of this cell that does not end the notebook.
+        """Say of gates that failed what follows."""
+        for row in rows:
+            if row.refuses:
+                self.fail(trouble(row), FAILED_GATE)
+
+    def fail(self, text: str, name: str) -> None:
+        """Say something once, as an error of this cell of a `name` in `publish.runs.GOES_ON`.
 
         Papermill writes the whole notebook, and exits with 1 because of it.
         """
-        for row in rows:
-            if not row.refuses or (text := trouble(row)) in self.said:
-                continue
-            self.said.add(text)
-            if self.kernel:
-                error = {"ename": FAILED_GATE, "evalue": text, "traceback": [text]}
-                self.kernel.send_response(self.kernel.iopub_socket, "error", error)
-            else:
-                logging.getLogger(__name__).error(text)
+        if text in self.said:
+            return
+        self.said.add(text)
+        if self.kernel:
+            error = {"ename": name, "evalue": text, "traceback": [text]}
+            self.kernel.send_response(self.kernel.iopub_socket, "error", error)
+        else:
+            logging.getLogger(__name__).error(text)
 
     def end(self, summary: runner.Summary, no_time: str) -> None:
         """Leave one line behind: what was measured, and for what there was no time."""

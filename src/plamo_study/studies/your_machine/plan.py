@@ -1,9 +1,13 @@
 """Which cells describe a machine and its files within minutes: both phases, several sequences, types, ceilings."""
 
+from dataclasses import replace
+
+from plamo_study.limits import LEAST_BLOCKS
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, Decode, File, Prefill
 from plamo_study.measure.plan import (
     DEPTH,
+    DTYPE,
     MODELS,
     STEPS,
     Plan,
@@ -25,6 +29,13 @@ N_SEQ = (4, 5, 8, 9, 16, 2, 12, 32)  # on either side of two jumps first; one se
 TYPES = ("Q4_0", "F16", "Q4_K_M")  # of the first model the repository brings, beside the type of every study
 SHORT = 32  # tokens of the prompt that a batch's sequences share
 GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
+
+
+def first_round(scale: str, sweep: Sweep) -> Sweep:
+    """What the five answers need at least, of the same cells: no file has to be quantized for it."""
+    brings = not sweep.files and (scale == "mini" or MODELS[0] in planned_models(scale))
+    dtypes = (DTYPE[scale],) if brings else ()
+    return replace(sweep, n_prompt=N_PROMPT[:1], n_seq=N_SEQ[:2], dtypes=dtypes, blocks=(LEAST_BLOCKS,))
 
 
 def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -64,4 +75,6 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     limits = ceilings(scale_of(scale, sweep), base.n_gpu_layers != 0, threads[:1])
     kernels = kernels_of([*files, *(cell.files[0] for cell in types)], limits[1])
     cells = [*cells[: len(needed)], *kernels, *cells[len(needed) :]]
-    return lean("your-machine", scale_of(scale, sweep), (*limits, *dict.fromkeys(cells)), len(limits) + len(needed))
+    cells = [*limits, *dict.fromkeys(cells)]
+    planned = lean("your-machine", scale_of(scale, sweep), tuple(cells), len(limits) + len(needed))
+    return replace(planned, blocks=(*sweep.blocks, planned.blocks)[0])
