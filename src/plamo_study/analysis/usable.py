@@ -1,8 +1,5 @@
 """Rows whose times count as speeds: correct computations that nothing else on the machine disturbed."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
 from plamo_study.fields import ORDER
@@ -56,17 +53,6 @@ def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
     used = usable(rows[rows["block"] >= 0])
     cells = _cells(used)
     return cells[marked(used)].nunique(), cells.nunique()
-
-
-def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str]) -> pd.DataFrame:
-    """The lines of one cell, by `names`."""
-    return found[(found[names] == pd.Series({name: cell[name] for name in names})).all(axis=1)]
-
-
-def verdict_of(verdicts: pd.Series) -> str:
-    """A cell's verdict from its processes': valid or consistent, or how many were not, with the last verdict."""
-    wrong = int((~verdicts.isin(RIGHT)).sum())
-    return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else str(verdicts.iloc[-1])
 
 
 def _cells(rows: pd.DataFrame) -> pd.Series:

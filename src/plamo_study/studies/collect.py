@@ -13,16 +13,13 @@ from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.recording import (
     LOCAL,
-    ONE_MACHINE_S,
     REFERENCE,
     Recording,
     check_device,
     check_source,
     journal_path,
     of_rows,
-    read,
 )
-from plamo_study.models import given
 from plamo_study.studies import budget, live, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
@@ -77,44 +74,6 @@ def collect(
         _say(f"**{study} was not measured here:** {why}. Its rows are the recorded ones. To measure it, {MORE}.")
     found = of_rows(rows, records, study, "live" if summary else "recorded", at)
     return replace(found, left_out=summary.left_out if summary else ())
-
-
-def every_study(
-    notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto", asked: Sweep = NOTHING
-) -> list[Recording]:
-    """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
-
-    `device` and `asked` as for `collect`; of the rows that others measured here, `device` as for `read`, and of files
-    that were asked for those alone.
-
-    Raises StudyError for an unknown source, scale or device, or where no study has any row.
-    """
-    check_source(source)
-    check_device(device)
-    own = [study for study, _ in studies.of_notebook(notebook, scale)]
-    measured = [
-        collect(each, source, scale, minutes, device, asked, stands_in=False) for each in own if source == "live"
-    ]
-    left_out = {*ONE_MACHINE_S, *(name for name, study in studies.STUDIES.items() if study.aside)}
-    left_out |= {each.study for each in measured}
-    rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
-    at = plan.scale_of(scale, asked)
-    others = [read(study, source, at, device=device) for study in dict.fromkeys(rest)]
-    found = [*measured, *(_of_files(each, asked) for each in others if each)]
-    found = [each for each in found if len(each.rows)]
-    if not found:
-        why, mend = f"no study has rows at scale {at!r}", f"plamo-study run {notebook} --scale mini"
-        raise StudyError(notebook, why, MORE if source == "live" else mend)
-    return found
-
-
-def _of_files(found: Recording, asked: Sweep) -> Recording:
-    """The rows of the files that were asked for, and those without a file; all where none were."""
-    if not asked.files:
-        return found
-    own = {given.FILES[file].sha256 for file in asked.files}
-    kept = [not fact or found.facts[fact]["sha256"] in own for fact in found.rows["fact"]]
-    return replace(found, rows=found.rows[kept])
 
 
 def _measured(

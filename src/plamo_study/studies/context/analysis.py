@@ -4,14 +4,12 @@ Laws and ratios are made from the `samples` of the rows. Times are seconds per t
 middle. Estimates are over processes, comparisons are paired by block.
 """
 
-import math
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import clustered, growth, stats
+from plamo_study.analysis import growth
 from plamo_study.analysis.estimates import compare
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
@@ -19,7 +17,6 @@ from plamo_study.measure.frame import WITH_WINDOW
 from plamo_study.studies.context.plan import LADDER
 
 PHASES = ("prefill", "decode")
-OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
 OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
 SAMPLE = [*OF_CELL, "phase", "depth", "at", "value"]
 LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
@@ -71,11 +68,6 @@ def part(timed: pd.DataFrame) -> int:
     return int(found["n_ubatch"].iloc[0]) if len(found) else 0
 
 
-def knots(models: dict[str, dict[str, Any]]) -> Knots:
-    """Depth at which a model's own window may bend its curves, by name; 0 without a window."""
-    return {name: float(model["shape"]["window"]) for name, model in models.items() if "shape" in model}
-
-
 def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
     """Per model and phase: the fields of `growth.Growth`, and `fits`: no median is further from the law than FITS."""
     entries = []
@@ -85,31 +77,6 @@ def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
                 law = growth.growth(curve, bends.get(model, 0.0))
                 entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
     return pd.DataFrame(entries, columns=["model", "phase", "fits", *(each.name for each in fields(growth.Growth))])
-
-
-def takeover(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
-    """Per model and number of output tokens: `tokens` of context from which prefill takes more than half of a request.
-
-    A request reads N tokens and then writes its output after them. Times between measured depths are interpolated;
-    beyond the deepest they follow the curve's law, and `extrapolated` says so. NaN: not up to `growth.FARTHEST`.
-    """
-    reading, writing, entries = curves(timed, "prefill", index="at"), curves(timed, "decode", index="at"), []
-    contexts = np.geomspace(1.0, growth.FARTHEST, 1025)
-    for model, curve in reading.items():
-        both, knot = curve.columns.intersection(writing[model].columns), bends.get(model, 0.0)
-        ways = [(growth.continued(curve[block], knot), growth.continued(writing[model][block], knot)) for block in both]
-        for n_out in OUTPUTS:
-            shares = [growth.total(read, contexts) / _written(write, contexts, n_out) for read, write in ways]
-            tokens = clustered.mapped(stats.crossing(np.log(contexts).tolist(), np.column_stack(shares)), math.exp)
-            deepest = min(curve.index[-1], writing[model].index[-1] - n_out)
-            entry = {"model": model, "n_out": n_out, "tokens": tokens}
-            entries.append(entry | {"extrapolated": not tokens.value <= deepest})
-    return pd.DataFrame(entries, columns=["model", "n_out", "tokens", "extrapolated"])
-
-
-def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarray:
-    before, behind = np.split(growth.total(write, np.concatenate([after, after + n_out])), 2)
-    return np.asarray(behind - before)
 
 
 def explained(timed: pd.DataFrame) -> pd.DataFrame:
