@@ -192,7 +192,7 @@ def recording(
     asked: Sweep = NOTHING,
 ) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
-    return collect(study, source, scale, minutes, device, asked)
+    return parts((study,), source, scale, minutes, device, asked)[0]
 
 
 def parts(
@@ -203,11 +203,11 @@ def parts(
     device: str = "auto",
     asked: Sweep = NOTHING,
 ) -> tuple[Recording, ...]:
-    """The recordings of a page's studies. Live, one that there was no time for has no rows: no recorded ones stand in.
+    """The recordings of a page's studies. Live, one that there was no time for has no rows.
 
-    Raises StudyError where none was measured, and as `measurements`.
+    Raises StudyError where none of them was measured, and as `measurements`.
     """
-    found = tuple(collect(study, source, scale, minutes, device, asked, stands_in=False) for study in studies)
+    found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
     if not any(len(each.rows) for each in found):
         raise StudyError(" and ".join(studies), f"nothing of them was measured in {minutes:g} minutes", MORE)
     return found

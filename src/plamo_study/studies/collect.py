@@ -35,22 +35,20 @@ def collect(
     minutes: float = 0,
     device: str = "auto",
     asked: Sweep = NOTHING,
-    stands_in: bool = True,
 ) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
     `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
-    the first cells of its plan are measured. Only a study that is meaningless in part is then shown as recorded, and
-    the page says so. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
-    and values that a user asked for; these are measured, so the source is live. `stands_in`: whether recorded rows
-    stand in for a study that there was no time for; else it has no rows, and one line says what measures it.
+    the first cells of its plan are measured. A live study that there was no time for has no rows, and one line says
+    what measures it. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
+    and values that a user asked for; these are measured, so the source is live.
 
     Raises
     ------
     StudyError
-        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, no
-        time to measure and nothing recorded, or values asked for of recorded rows.
+        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
+        values asked for of recorded rows.
 
     """
     check_source(source)
@@ -60,19 +58,15 @@ def collect(
     at = studies.shown_at(study, scale) if study in studies.STUDIES else scale
     at = plan.scale_of(at, asked)
     summary, why = _measured(study, scale, at, minutes, device, asked) if source == "live" else (None, "")
+    if why:
+        _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
+        return Recording(frame.frame([], {}), {}, study, at, source)
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
-    if why and (not stands_in or (not rows and _further(study, scale))):
-        _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
-        return Recording(frame.frame([], {}), {}, study, at, source)
-    if not rows and why:
-        raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
-    if why:
-        _say(f"**{study} was not measured here:** {why}. Its rows are the recorded ones. To measure it, {MORE}.")
-    found = of_rows(rows, records, study, "live" if summary else "recorded", at)
+    found = of_rows(rows, records, study, source, at)
     return replace(found, left_out=summary.left_out if summary else ())
 
 
@@ -101,11 +95,6 @@ def _measured(
             line.refuse(summary.unexpected)
             line.end(summary, live.no_time(planned, summary, asked))
             return (summary, "") if summary.rows else (None, lacking(summary))
-
-
-def _further(study: str, scale: str) -> bool:
-    """Whether a study's notebook shows another one first, and can do without this one."""
-    return study in [name for name, _ in studies.of_notebook(study, scale)[1:]]
 
 
 def lacking(summary: runner.Summary) -> str:
