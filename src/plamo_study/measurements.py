@@ -73,7 +73,7 @@ def measurements(
             steps), "read" and "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its
             weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
             step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
-            that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". Of a prompt that
+            that arrive: "ttft", "itl", "itl_max", "throughput" and "arrivals". Of a prompt that
             arrives while others are answered (notebook 06): "step before", "itl" and "itl_max" of those
             others, the prompt's "ttft", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".

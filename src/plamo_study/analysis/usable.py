@@ -83,12 +83,6 @@ def model_names(rows: pd.DataFrame) -> list[str]:
     return sorted(name for name in rows["model"].unique() if name)
 
 
-def drifted(rows: pd.DataFrame) -> tuple[int, int]:
-    """(blocks marked as drifted, number of all blocks)."""
-    blocks = rows[(rows["block"] >= 0) & ~rows["anchor"]].groupby("block")["drift"].max()
-    return int((blocks > DRIFT_LIMIT).sum()), len(blocks)
-
-
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows counted by model, kind of cell and verdict; columns model, workload, and one per verdict."""
     counted = rows[rows["model"] != ""].groupby(["model", "workload", "verdict"]).size()

@@ -92,7 +92,8 @@ def _measured(
                     return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
                 planned = replace(planned, needed=needed)
                 continue
-            line.refuse(summary.unexpected)
+            for row in summary.unexpected:
+                line.refuse(row)
             line.end(summary, live.no_time(planned, summary, asked))
             return (summary, "") if summary.rows else (None, lacking(summary))
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from math import nan
@@ -241,25 +241,24 @@ class Line:
     def progress(self, event: runner.Progress) -> None:
         """Say what the sweep does now, and a gate that failed, at once."""
         if event.row:
-            self.refuse([event.row])
+            self.refuse(event.row)
         heat = f"; waits up to {event.cools_s:.0f} s until this machine is cool" if event.cools_s else ""
         now = f"{self.study}: {event.done} of {event.total}, {named(event.task.cell)}, {left(event.remaining_s)}{heat}"
         self.say("  \n".join([*self.before, f"*{now}*"]), at_once=bool(heat))
 
-    def refuse(self, rows: Iterable[Row]) -> None:
-        """Say of gates that failed what follows, once each, as an error of this cell that does not end the notebook.
+    def refuse(self, row: Row) -> None:
+        """Say of a gate that failed what follows, once, as an error of this cell that does not end the notebook.
 
         Papermill writes the whole notebook, and exits with 1 because of it.
         """
-        for row in rows:
-            if not row.refuses or (text := trouble(row)) in self.said:
-                continue
-            self.said.add(text)
-            if self.kernel:
-                error = {"ename": FAILED_GATE, "evalue": text, "traceback": [text]}
-                self.kernel.send_response(self.kernel.iopub_socket, "error", error)
-            else:
-                logging.getLogger(__name__).error(text)
+        if not row.refuses or (text := trouble(row)) in self.said:
+            return
+        self.said.add(text)
+        if self.kernel:
+            error = {"ename": FAILED_GATE, "evalue": text, "traceback": [text]}
+            self.kernel.send_response(self.kernel.iopub_socket, "error", error)
+        else:
+            logging.getLogger(__name__).error(text)
 
     def end(self, summary: runner.Summary, no_time: str) -> None:
         """Leave one line behind: what was measured, and for what there was no time."""
