@@ -4,6 +4,7 @@ Laws and ratios are made from the `samples` of the rows. Times are seconds per t
 middle. Estimates are over processes, comparisons are paired by block.
 """
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -11,14 +12,13 @@ import pandas as pd
 
 from plamo_study.analysis import growth
 from plamo_study.analysis.estimates import compare
-from plamo_study.analysis.timing import NS
+from plamo_study.analysis.timing import NS, events
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import WITH_WINDOW
 from plamo_study.studies.context.plan import LADDER
 
 PHASES = ("prefill", "decode")
 OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
-SAMPLE = [*OF_CELL, "phase", "depth", "at", "value"]
 LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
 FITS = 0.05  # a law that misses a median by more is shown, but supports no conclusion
 Knots = dict[str, float]
@@ -31,27 +31,23 @@ def samples(rows: pd.DataFrame) -> pd.DataFrame:
     over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `label`: "" for a ladder
     of depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
     """
-    found, entries = usable(rows), []
-    for row in found[(found["workload"] == "depth") & (found["text"] == "")].itertuples():
-        cell = {name: getattr(row, name) for name in OF_CELL}
-        for phase, depth, at, seconds in _by_depth(row):
-            entries.append(cell | {"phase": phase, "depth": depth, "at": at, "value": seconds})
-    return pd.DataFrame(entries, columns=SAMPLE)
+    found = usable(rows)
+    found = found[(found["workload"] == "depth") & (found["text"] == "")]
+    return events(found, OF_CELL, _by_depth, "phase", "depth", "at", "value")
 
 
-def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
-    """(phase, depth, depth fitted at, seconds per token) of one process."""
+def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
+    """Phase, depth, depth fitted at and seconds per token of one process."""
     parts, steps = row.samples_ns
     first = [depth - n % row.n_gen - 1 for n, depth in enumerate(row.series["step_depth"])]  # one step warms up
-    found = []
     for phase, depths, taken, size in (
         ("prefill", row.series["part_depth"], parts, row.n_ubatch),
         ("decode", first, steps, 1),
     ):
         grouped = pd.Series(taken, dtype=float).groupby(pd.Series(depths, dtype=int).to_numpy()).median()
         middle = size / 2 if phase == "prefill" else row.n_gen / 2
-        found += [(phase, int(d), d + middle, ns / NS / size) for d, ns in grouped.items()]
-    return found
+        for depth, ns in grouped.items():
+            yield {"phase": phase, "depth": int(depth), "at": depth + middle, "value": ns / NS / size}
 
 
 def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
