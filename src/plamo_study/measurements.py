@@ -209,7 +209,7 @@ def parts(
     """
     found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
     if not any(len(each.rows) for each in found):
-        raise StudyError(" and ".join(studies), f"nothing of them was measured in {minutes:g} minutes", MORE)
+        raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes", MORE)
     return found
 
 
