@@ -46,10 +46,10 @@ def test_a_notebook_checks_every_parameter_it_has_in_its_next_cell(name):
         if line.startswith("check("):
             eval(line, {"check": lambda **given: asked.update(given)} | room)
     assert asked == own
-    varied = re.search(r"asked = sweep\((.*?)\)\n", cells[place + 2].source, re.DOTALL)
+    varied = re.search(r"asked = sweep\((.*?)\)(?:\n|  #)", cells[place + 2].source, re.DOTALL)
     assert sweeps == set(re.findall(r"(\w+)=", varied[1]) if varied else ())
     measuring = cells[place + 1].source.split("check(")[0]
-    assert not any(word in measuring for word in ("collect(", "every_study(", "read(", "recordings("))
+    assert not any(word in measuring for word in ("collect(", "read(", "recording(", "recordings("))
 
 
 def test_every_parameter_that_is_known_belongs_to_a_notebook_and_refuses_something():

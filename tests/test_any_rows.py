@@ -127,6 +127,29 @@ def test_a_page_is_written_from_other_rows(name, change, monkeypatch):
     executed(name)
 
 
+SEVERAL = {
+    "02-roofline": ("02-roofline", "02-trace"), "04b-quality": ("04-quality", "04-scan", "04-ranges"),
+    "05-context-length": ("05-context", "05-memory", "05-naive", "05-drift"),
+    "08-speculative": ("08-speculative", "08-drafters"),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "absent"), [(name, each) for name, studies in SEVERAL.items() for each in studies])
+def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, monkeypatch):
+    usual, lacks = measurements.collect, [absent]
+
+    def some(study, *how):
+        found = usual(study, *how)
+        if study not in lacks:  # recorded rows that the page shows beside its own
+            return found
+        lacks.remove(study)
+        return replace(found, rows=found.rows.head(0), facts={})
+
+    monkeypatch.setattr(measurements, "collect", some)
+    executed(name)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PAGES if recording.added(name, "shape")])
 def test_a_page_is_written_from_the_rows_of_a_gpu(name, monkeypatch):

@@ -14,7 +14,6 @@ from plamo_study.studies.batching_law.law import (
     Engine,
     micro_batches,
     packed,
-    per_sequence,
     replay,
     smallest_abort,
 )
@@ -32,6 +31,12 @@ def test_the_smallest_aborting_number_of_sequences(n_prompt, n_batch, first_abor
     assert smallest_abort(n_prompt, n_batch) == first_abort
     aborting = [replay(packed([n_prompt] * n, n_batch), n).outcome == "abort" for n in range(1, 33)]
     assert aborting == sorted(aborting), "bisection needs that more sequences never heal an abort"
+
+
+def per_sequence(prompts, n_batch):
+    """The calls of a prefill with separate calls for every prompt."""
+    pieces = [[min(n_batch, length - at) for at in range(0, length, n_batch)] for length in prompts]
+    return [[(seq, n)] for seq, own in enumerate(pieces) for n in own]
 
 
 def test_a_replay_is_right_wrong_or_aborts_by_the_slots_that_step():

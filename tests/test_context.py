@@ -177,10 +177,6 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"
     (checks,) = rows[rows["workload"] == "naive"]["checks"]
     assert (checks["naive_tokens"], checks["cached_tokens"]) == (sum(range(16, 16 + 8)), 16 + 8 - 1)
-    depths = found[~found["label"].isin([FEW, WHOLE_WINDOW, WALK])]
-    assert len(context_memory.loop_prediction(rows, depths, 16, 8))
-    elsewhere = depths.assign(machine="another")
-    assert context_memory.loop_prediction(rows, elsewhere, 16, 8).empty, "another machine's curves foretell no loop"
 
 
 def test_a_drift_candidate_is_its_reference_when_nothing_differs():

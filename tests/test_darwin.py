@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from math import isnan
 from types import SimpleNamespace
 
@@ -398,9 +397,7 @@ def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, comm
     for show in (collect.collect, measurements.measurements, measurements.models, measurements.recording):
         with pytest.raises(StudyError, match="measuring"):
             show(*asked)
-    with pytest.raises(StudyError, match="measuring"):
-        collect.every_study("01-phase-asymmetry", *asked[1:])
-    assert planned == [offloaded] * 5
+    assert planned == [offloaded] * 4
     recorded = [measurements.measurements("01-phase-asymmetry", device=each) for each in ("auto", notebook)]
     assert recorded[0]["key"].tolist() == recorded[1]["key"].tolist(), "recorded rows stay as they are"
 
@@ -433,9 +430,8 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
     assert [shown(device, rows) for device in DEVICES] == [{0}, {0}, set()]
     simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
     assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
-    for show in (machines.recordings, partial(collect.every_study, "02-roofline")):
-        with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
-            show("recorded", "shape", device="tpu")
+    with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
+        machines.recordings("recorded", "shape", device="tpu")
 
 
 @pytest.mark.usefixtures("asked_anew")

@@ -2,18 +2,16 @@
 
 import math
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study import paths
 from plamo_study.analysis import stats
 from plamo_study.analysis.estimates import compare, estimate
 from plamo_study.errors import StudyError
 from plamo_study.measurements import measurements, recording
-from plamo_study.present import charts, page_claims, theme
-from plamo_study.present.page_claims import Claims
+from plamo_study.present import charts, theme
+from plamo_study.present.findings import question, questions
 
 
 @pytest.fixture
@@ -70,66 +68,27 @@ def ratio(steps):
     return compare(steps, of="n_seq == 2", to="n_seq == 1", by="model")
 
 
-def test_a_claim_holds_only_beyond_its_threshold_and_is_stated_once_however_often_its_cell_runs(ratio):
-    claim = Claims("01-phase-asymmetry", "recorded")
-    for _ in range(3):
-        claim("takes longer", ratio, above=1.2)
-    claim("takes twice as long", ratio, above=2)
-    claim("is about half more", ratio, between=(1.4, 1.6))
-    claim("nothing changed", True)
-    claim("was measured", ratio.head(0), above=1.2)
-    said = ["holds"] * 2 + ["does not hold"] * 2 + ["holds"] * 3 + ["inconclusive"]
-    assert [line["verdict"] for line in claim.checked()] == said
+def test_an_answer_needs_its_whole_interval_beyond_the_threshold(ratio):
+    asked = [question("Does it take longer?", ratio, above=1.2), question("Twice as long?", ratio, above=2),
+             question("About half more?", ratio, between=(1.4, 1.6)), question("?", ratio[:0], above=1)]  # fmt: skip
+    assert [line["verdict"] for line in questions(*asked).lines] == ["yes"] * 2 + ["no"] * 2 + ["yes"] * 2
 
 
-def test_one_claim_of_many_needs_more_than_its_own_p_value():
+def test_one_question_of_many_needs_more_than_its_own_p_value():
     """Six blocks that lean to one side: alone it is a finding, as the best of forty it is none."""
     one, other = (stats.ratio(each, [1.0] * 6) for each in (
         [1.02, 1.1, 1.01, 1.12, 1.03, 1.09], [0.9, 1.1, 0.95, 1.06, 1.02, 0.98]))  # fmt: skip
-    lean = pd.DataFrame({"model": ["a"], "estimate": [one]})
+    leans = question("Does it lean?", pd.DataFrame({"model": ["a"], "estimate": [one]}), above=1)
     null = pd.DataFrame({"model": [f"m{k}" for k in range(39)], "estimate": [other] * 39})
-    alone, crowd = Claims("", "recorded"), Claims("", "recorded")
-    alone("leans", lean, above=1)
-    crowd("leans", lean, above=1)
-    crowd("is null", null, above=1)
-    assert [line["verdict"] for line in alone.checked()] == ["holds"]
-    assert crowd.checked()[0]["verdict"] == "inconclusive"
+    assert questions(leans).lines[0]["verdict"] == "yes"
+    assert questions(leans, question("Does this?", null, above=1)).lines[0]["verdict"] == "inconclusive"
 
 
-def test_a_claim_takes_exactly_one_threshold(ratio):
-    claim = Claims("", "recorded")
+def test_a_question_takes_exactly_one_threshold(ratio):
     with pytest.raises(StudyError, match="2 thresholds"):
-        claim("both", ratio, above=1, below=2)
+        question("both", ratio, above=1, below=2)
     with pytest.raises(StudyError, match="0 thresholds"):
-        claim("none", ratio)
-
-
-def test_a_reader_s_own_rows_stand_beside_the_reference_machine(ratio):
-    path = next(path for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")) if page_claims.stated(nbformat.read(path, 4)))
-    known = page_claims.stated(nbformat.read(path, 4))[0]
-    claim = Claims(path.stem, "live")
-    claim(known["claim"], ratio.assign(model=known["of"].replace("*", "")).head(1), above=1.2)
-    shown = claim.table().frame
-    assert shown["reference machine"].tolist() == [known["figure"]]
-    assert shown["on this machine"].str.startswith("1.5").all()
-
-
-def test_a_fact_has_to_hold_of_every_line_and_of_none_nothing_is_claimed():
-    claim = Claims("", "recorded")
-    true, false = pd.Series([True, True]), pd.Series([True, False])
-    cases = ((true, None), (false, None), (true[:0], None), (True, [1]), (True, []), (None, [1]))
-    for number, (holds, of) in enumerate(cases):
-        claim.fact(f"sentence {number}", holds, of)
-    verdicts = [line["verdict"] for line in claim.checked()]
-    assert verdicts == ["holds", "does not hold", "inconclusive", "holds", "inconclusive", "does not hold"]
-
-
-CLAIMING = [path for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")) if "Claims(" in path.read_text(encoding="utf-8")]
-
-
-@pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)  # others ask questions, with any answer
-def test_every_claim_of_a_committed_page_holds(path):
-    assert [line for line in page_claims.stated(nbformat.read(path, 4)) if line["verdict"] != "holds"] == []
+        question("none", ratio)
 
 
 # ---------------------------------------------------------------- charts

@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import msgspec
+import nbformat
 import pytest
 
 from plamo_study import children, paths
@@ -30,6 +31,16 @@ NAMED = {  # a study that needs another one
     ("numeric_range", "batching_law"): "a backend is held against the law and the three tests that hold on the CPU",
     ("scheduling", "disaggregation"): "a split engine is driven by its two processes, whatever the policies beside it",
 }
+
+
+ONE_READER = {  # laws that one page asks, and that tests hold on made-up input
+    "frontier": "protects one class of tensors after the other, and is counted byte by byte",
+    "predictions": "holds every way to predict a load against what was measured of it, none on its own fit",
+    "speed_ups": "computes drafting at any acceptance from one process; tests know the answer in closed form",
+    "thresholds": "from which input on a type fails, by build and phase",
+    "turning": "bisects where a pass waits for compute; tests know where",
+}
+A_ROW = re.compile(r"\[.*\bRow\b")  # rows in a list, an iterable, or whatever holds several
 
 
 def module(path: Path) -> str:
@@ -125,6 +136,63 @@ def test_a_worker_loads_no_pandas():
             needed = imports(MODULES[name])
             assert "pandas" not in needed, f"{name} imports pandas, and a worker imports {name}"
             todo += needed & set(MODULES)
+
+
+def names(code: str) -> set[str]:
+    """Every name that a module or a page uses."""
+    found = [(getattr(n, "id", ""), getattr(n, "attr", ""), getattr(n, "name", "")) for n in ast.walk(ast.parse(code))
+             if isinstance(n, ast.Name | ast.Attribute | ast.alias)]  # fmt: skip
+    return {name for each in found for name in each if name}
+
+
+def only_one_page_reads(package: dict[str, str], tools: list[str], pages: list[str]) -> set[str]:
+    """The public functions and classes that nothing of the package and no tool uses, and at most one page."""
+    used = set().union(*(names(code) for code in (*package.values(), *tools)))
+    by_page = [names(code) for code in pages]
+    bodies = [ast.parse(code).body for name, code in package.items() if floor(name) != floor("cli")]
+    defined = [each.name for body in bodies for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    public = [name for name in defined if not name.startswith("_") and name not in used]
+    return {name for name in public if sum(name in page for page in by_page) < 2}
+
+
+def test_what_one_page_alone_computes_stands_in_its_cells():
+    package = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+    tools = [path.read_text(encoding="utf-8") for path in (paths.ROOT / "tools").rglob("*.py")]
+    notebooks = [nbformat.read(path, as_version=4) for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))]
+    pages = ["\n".join(cell.source for cell in each.cells if cell.cell_type == "code") for each in notebooks]
+    found = only_one_page_reads(package, tools, pages)
+    assert not found - ONE_READER.keys(), "make it cells of its page, or delete what no page reads"
+    assert not ONE_READER.keys() - found, "it has a second reader now: name it here no more"
+    planted = "".join(f"def planted_{each}(): ...\n" for each in ("once", "twice", "never", "tool"))
+    more = only_one_page_reads(
+        package | {"analysis.planted": planted}, [*tools, "planted_tool()"],
+        [*pages, "planted_once(planted_twice())", "analysis.planted_twice"],
+    )  # fmt: skip
+    assert more - found == {"planted_once", "planted_never"}
+
+
+def takes_rows(code: str) -> list[str]:
+    """The public functions whose annotations ask for several rows of a journal, as `measure.rows` defines them."""
+    tree = ast.parse(code)
+    imported = [each.names for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)
+                if each.module in ("plamo_study.measure.rows", "plamo_study.measure")]  # fmt: skip
+    if not {"Row", "rows"} & {alias.name for names_of in imported for alias in names_of}:
+        return []  # a Row of another kind
+    return [
+        each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
+        for arg in (*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs)
+        if arg.annotation and A_ROW.search(ast.unparse(arg.annotation).replace("rows.Row", "Row"))
+    ]  # fmt: skip
+
+
+def test_outside_of_measuring_rows_come_as_a_frame():
+    above = {name: path for name, path in MODULES.items() if floor(name) != floor("measure")}
+    asking = {name: takes_rows(path.read_text(encoding="utf-8")) for name, path in above.items()}
+    assert not {name: found for name, found in asking.items() if found}, "take a frame (measure.frame), or one row"
+    planted = (
+        "from plamo_study.measure.rows import Row\ndef law(rows: Iterable[Row], n: int): ...\ndef one(row: Row): ..."
+    )
+    assert takes_rows(planted) == ["law"]
 
 
 def test_a_room_s_front_door_holds_its_description_and_nothing_else():

@@ -13,7 +13,6 @@ from plamo_study.analysis.estimates import compare
 from plamo_study.errors import StudyError
 from plamo_study.present import collected
 from plamo_study.present.findings import finding, question, questions
-from plamo_study.present.page_claims import Claims
 
 LEVERS = tomllib.loads((paths.PUBLISHED / "levers.toml").read_text(encoding="utf-8"))
 NAMED = [
@@ -49,22 +48,20 @@ def known(tmp_path, monkeypatch):
     lines = [{"value": (1.0, 2.0)[side] * (1 + 0.01 * n), "side": side, "machine": "m", "block": n, "model": "tea"}
              for n in range(6) for side in (0, 1)]  # fmt: skip
     ratio = compare(pd.DataFrame(lines), of="side == 1", to="side == 0", by="model")
-    claim = Claims("02-old", "recorded")
-    claim("tea is hot", ratio, above=1.5)
-    nbformat.write(notebook(finding("tea takes 1,024.5 s"), questions(question("Is tea hot?", ratio, above=1.5))),
+    hot = question("Is tea hot?", ratio, above=1.5, why="a tongue burns")
+    nbformat.write(notebook(finding("tea takes 1,024.5 s"), questions(hot)),
                    tmp_path / "01-tea.ipynb")  # fmt: skip
-    nbformat.write(notebook(claim.table()), tmp_path / "02-old.ipynb")
     nbformat.write(notebook(finding("of itself")), tmp_path / f"{collected.GUIDE}.ipynb")
     (tmp_path / "03-broken.ipynb").write_text("{")
     return collected.collect(tmp_path)
 
 
 def test_findings_and_answers_of_every_executed_notebook_are_collected_with_their_figures(known):
-    assert list(known) == ["01-tea", "02-old"]
+    assert list(known) == ["01-tea"]
     assert (known["01-tea"]["title"], known["01-tea"]["findings"]) == ("Is tea hot?", ["tea takes 1,024.5 s"])
-    for page, pattern in (("01-tea", "^is TEA hot"), ("02-old", "tea")):
-        (line,) = collected.asked(known, page, pattern).to_dict("records")
-        assert (line["of"], line["value"], line["low"], line["high"], line["answer"]) == ("tea", 2.0, 2.0, 2.0, "yes")
+    (line,) = collected.asked(known, "01-tea", "^is TEA hot").to_dict("records")
+    assert (line["of"], line["value"], line["low"], line["high"], line["answer"]) == ("tea", 2.0, 2.0, 2.0, "yes")
+    assert (line["asked"], line["why"]) == ("above 1.5", "a tongue burns")
     assert collected.quoted(known, "01-tea", r"takes (\S+) s") == ("1,024.5",)
     assert json.loads(collected.written(known)) == known
 

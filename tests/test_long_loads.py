@@ -169,7 +169,7 @@ def test_a_soak_whose_server_dies_loses_no_request_and_is_written_read_back_and_
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     soak.write(found, "reference")
     assert results.soaks("reference", "mini") == [found]
-    told = endurance.soaked("reference", "mini")
+    told = endurance.minutes(results.soaks("reference", "mini"))
     assert told["ttft"].isna().iloc[-1]
     assert (told["sent"].iloc[0], told["lost"].iloc[0]) == (found.sent, found.failed)
 

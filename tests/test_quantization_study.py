@@ -1,13 +1,11 @@
 """Quantization: files of any type are made, speeds come out as put in, two of one file are told apart."""
 
 import os
-from itertools import product
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
-from built import longer, measured
+from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck.selfcheck import example_row
 from darwin import ENGINE as APPLE
@@ -15,9 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from plamo_study import paths
-from plamo_study.analysis import kernels as named, roofline
-from plamo_study.analysis.ceilings import by_type
-from plamo_study.analysis.files import files as files_of
+from plamo_study.analysis import kernels as named
 from plamo_study.engine import ggml, kernels, library
 from plamo_study.measure import files, machine, plan, proof, recording, tolerance, workloads
 from plamo_study.measure.journal import latest_rows, read
@@ -27,100 +23,9 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import casts, recipes, registry, tensors
 from plamo_study.oracle import weights
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.quantization import analysis as study, plan as plan_quantization
+from plamo_study.studies.quantization import plan as plan_quantization
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
-READ, COMPUTE = 40e9, 100e9  # bytes and FLOPs a second of every invented kernel
-DEPTH, STEPS, TOGETHER = 128, 16, 8
-
-
-def fact(model, dtype):
-    """What a row's file states, from a dry run of the quantizer on the embedded model."""
-    source = mini_file(model)
-    table = [step.after for step in recipes.plan_sizes(source, recipes.by_name(dtype))]
-    sums = files.by_kind(table)
-    size, n = (sum(kind[name] for kind in sums.values()) for name in ("n_bytes", "n_elements"))
-    shape = files.model_fact(model, "mini", "F16")["shape"]
-    about = {"name": model, "scale": "mini", "dtype": dtype, "synthetic": True, "assumptions": [], "sha256": "0" * 64}
-    return about | {"file_bytes": size + 1000, "n_params": n, "shape": shape, "tensors": sums}
-
-
-@pytest.fixture(scope="module")
-def facts():
-    return {f"{model}/{dtype}": fact(model, dtype) for model, dtype in product((HYBRID, ATTENTION), TYPES)}
-
-
-def row(**fields):
-    """A row of a decode that was right, with these fields."""
-    base = {"anchor": False, "status": "ok", "verdict": "valid", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 2}
-    base |= dict.fromkeys(("n_prompt", "n_gen", "n_bytes", "n_flops"), 0)
-    base |= dict.fromkeys(("label", "model", "dtype"), "") | {"machine": "m", "size": 1000, "n_seq": 1, "block": 0}
-    base |= {"workload": "decode", "use_mmap": True, "cold": False, "series": {}, "prefill_ns": [], "samples_ns": []}
-    return base | {"peak_rss_bytes": 2**20, "checks": {}} | fields
-
-
-def made_up(facts, step, prompt, blocks=5):
-    """Rows whose decode steps take step(fact, n_seq) seconds and prompts prompt(fact), times a factor of the block."""
-    rows = []
-    for block, known in product(range(blocks), facts.values()):
-        slower = 1 + 0.05 * block
-        for n in (1, TOGETHER):
-            fields = {"model": known["name"], "dtype": known["dtype"], "n_seq": n, "n_prompt": DEPTH, "n_gen": STEPS}
-            spent = [[int(step(known, n) * slower * 1e9)] * STEPS]
-            filled = [int(prompt(known) * slower * 1e9)]
-            rows.append(row(block=block, samples_ns=spent, prefill_ns=filled, **fields))
-    for block, dtype in product(range(blocks), ("F32", "F16", "Q8_0", "Q6_K", "Q5_0", "Q4_0", "Q4_K")):
-        slower = 1 + 0.05 * block
-        one = {"n_prompt": 1, "n_bytes": 10**9, "samples_ns": [[int(10**18 / READ * slower)]]}
-        many = {"n_flops": 10**9, "samples_ns": [[int(10**18 / COMPUTE * slower)]]}
-        product_of = {"workload": "matmul", "dtype": dtype, "block": block, "verdict": "n/a", "label": "packed"}
-        rows += [row(checks={"packed": 0.0}, **product_of, **kind) for kind in (one, many)]
-    return pd.DataFrame(rows)
-
-
-def from_bytes(known, n_seq):
-    """A step of nothing but reading."""
-    return roofline.decode_bytes(known, DEPTH + STEPS / 2, n_seq) / READ
-
-
-@pytest.fixture(scope="module")
-def rows(facts):
-    return made_up(facts, from_bytes, lambda known: 0.01)
-
-
-# ---------------------------------------------------------------- speeds and kernels
-
-
-def test_equal_kernels_say_what_the_weights_bytes_say(rows, facts):
-    known = files_of(rows, facts)
-    spent = study.kernel_seconds(rows, known).set_index(["phase", "model", "dtype", "block"])["kernels"]
-    amounts = by_type(known[HYBRID, "Q4_K_M"])
-    assert {"Q4_K", "Q6_K"} <= set(amounts)
-    read = sum(amount["bytes"] for amount in amounts.values()) / READ
-    assert spent["writes", HYBRID, "Q4_K_M", 0] == pytest.approx(read, rel=0.02)
-    flops = 2 * DEPTH * roofline.matmul_weights(known[HYBRID, "Q4_K_M"])
-    assert spent["reads", HYBRID, "Q4_K_M", 0] == pytest.approx(flops / COMPUTE, rel=0.01)
-
-
-def test_a_slow_kernel_is_slow_in_every_file_that_is_made_of_it_and_in_its_own_block(rows, facts):
-    slow = (rows["workload"] == "matmul") & rows["dtype"].isin(["Q4_0", "Q6_K"]) & (rows["block"] == 1)
-    known, keys = files_of(rows, facts), ["phase", "model", "dtype", "block"]
-    before, after = (
-        study.kernel_seconds(each, known).set_index(keys)["kernels"] for each in (rows, longer(rows, slow, 2))
-    )
-    ratio = after / before
-    assert ratio.xs("Q4_0", level="dtype").xs(1, level="block").to_numpy() == pytest.approx(2, rel=0.01)
-    assert ratio.drop(index=1, level="block").to_numpy() == pytest.approx(1)
-    assert ratio.xs("F16", level="dtype").to_numpy() == pytest.approx(1)
-
-
-def test_what_kernels_promise_needs_a_timed_kernel_and_right_computations(rows, facts):
-    known = files_of(rows, facts)
-    without = rows[(rows["workload"] != "matmul") | (rows["dtype"] != "Q4_K")]
-    assert "Q4_K_M" not in set(study.kernel_seconds(without, known)["dtype"])
-    for none in (rows[rows["workload"] != "matmul"], rows.assign(verdict="invalid")):
-        assert study.kernel_seconds(none, known).empty
-    assert study.kernel_seconds(rows[rows["workload"] == "matmul"], {}).empty
 
 
 # ---------------------------------------------------------------- files

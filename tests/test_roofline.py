@@ -1,10 +1,9 @@
 """One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
 
 import tomllib
-from dataclasses import replace
 from types import SimpleNamespace
 
-import altair as alt
+import nbformat
 import numpy as np
 import pandas as pd
 import psutil
@@ -17,13 +16,11 @@ from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, machine, plan, workloads
-from plamo_study.measure.asked import Sweep, sweep
+from plamo_study.measure.asked import sweep
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import recording
-from plamo_study.models import given
-from plamo_study.present import evidence
+from plamo_study.present import evidence, theme
 from plamo_study.present.processors import processor
-from plamo_study.studies import collect
 from plamo_study.studies.roofline import every_cell, intensity, literature, plan as plan_roofline
 from plamo_study.studies.timeline import plan as plan_timeline
 
@@ -138,9 +135,14 @@ def test_bandwidth_helps_what_waits_for_memory_and_compute_what_waits_for_comput
 
 
 def test_the_slider_computes_what_the_table_says():
+    """The chart of the executed notebook computes `gains` again where it is shown."""
     models, factor = {"m": fact("plamo-3-nict-2b")}, 5.0
     gains = intensity.gains(models, HERE, factor).set_index(["pass", "change"])
-    steps = intensity.in_chart(alt.Chart(pd.DataFrame()).mark_point()).to_dict()["transform"]
+    page = nbformat.read(paths.NOTEBOOKS / "02-roofline.ipynb", 4)
+    outputs = [each for cell in page.cells for each in cell.get("outputs", ())]
+    drawn = [each.get("metadata", {}).get(theme.SPEC_KEY, {}) for each in outputs]
+    (chart,) = [each for each in drawn if any(param["name"] == "factor" for param in each.get("params", ()))]
+    steps = chart["spec"]["layer"][0]["transform"]
     for change in intensity.CHANGES:
         for row in intensity.passes(models, HERE).to_dict("records"):
             known = row | {"change": change}
@@ -202,17 +204,6 @@ def test_prompts_depths_and_threads_that_were_asked_for_reach_every_pass():
     assert {cell.flash_attn for cell in on_models} == {"on"}
     assert {cell.n_threads for cell in cells} == {1, 2}
     assert plan_timeline.trace("shape", sweep=varied).cells[0].n_threads == 2
-
-
-def test_a_page_of_a_file_shows_rows_of_this_file_alone(monkeypatch, first):
-    facts = {name: dict(fact) for name, fact in first.facts.items()}
-    monkeypatch.setattr(given, "FILES", {("a", "file", "F16"): SimpleNamespace(sha256="of a")})
-    models = sorted(set(first.rows["fact"]) - {""})
-    for n, fact_id in enumerate(models):
-        facts[fact_id]["sha256"] = "of a" if n == 0 else "of b"
-    kept = collect._of_files(replace(first, facts=facts), Sweep(files=(("a", "file", "F16"),))).rows
-    assert set(kept["fact"]) == {"", models[0]}
-    assert len(collect._of_files(first, Sweep()).rows) == len(first.rows)
 
 
 def test_ceilings_are_borrowed_from_the_same_machine_only(first):
@@ -455,14 +446,3 @@ def test_every_figure_of_others_says_where_it_was_read_and_models_have_their_nom
 )
 def test_a_printed_figure_is_judged_by_what_it_says(kind, printed, ours, said):
     assert literature.verdict(kind, printed, ours).startswith(said)
-
-
-# ---------------------------------------------------------------- plan and rows
-
-
-def test_where_no_study_has_rows_the_reader_is_told(tmp_path, monkeypatch):
-    with pytest.raises(StudyError, match="unknown"):
-        collect.every_study("02-roofline", "elsewhere", "shape")
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    with pytest.raises(StudyError, match="no study has rows"):
-        collect.every_study("02-roofline", "recorded", "shape")

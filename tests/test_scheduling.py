@@ -106,7 +106,7 @@ def test_a_file_is_asked_for_as_many_requests_as_its_size_suggests_and_every_val
     assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, "shared", "chunked 32", "chunked 16"}
     made = plan.scheduling("mini", sweep=sweep(rates="7,0.5"))
     assert {cell.per_second for cell in made.cells if cell.rule != PARTS} == {0.5, 7.0}
-    with pytest.raises(StudyError, match="n_seq 2,4: 2 values, and policies are compared at one"):
+    with pytest.raises(StudyError, match="n_seq 2,4: 2 values, and this study is measured at one"):
         plan.scheduling("mini", sweep=sweep(n_seq="2,4"))
     for bad in ("0", "-1", "nan", "x"):
         with pytest.raises(StudyError, match=f"rates {bad}"):

@@ -73,7 +73,7 @@ def measurements(
             steps), "read" and "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its
             weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
             step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
-            that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". Of a prompt that
+            that arrive: "ttft", "itl", "itl_max", "throughput" and "arrivals". Of a prompt that
             arrives while others are answered (notebook 06): "step before", "itl" and "itl_max" of those
             others, the prompt's "ttft", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".
@@ -192,7 +192,7 @@ def recording(
     asked: Sweep = NOTHING,
 ) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
-    return collect(study, source, scale, minutes, device, asked)
+    return parts((study,), source, scale, minutes, device, asked)[0]
 
 
 def parts(
@@ -203,13 +203,13 @@ def parts(
     device: str = "auto",
     asked: Sweep = NOTHING,
 ) -> tuple[Recording, ...]:
-    """The recordings of a page's studies. Live, one that there was no time for has no rows: no recorded ones stand in.
+    """The recordings of a page's studies. Live, one that there was no time for has no rows.
 
-    Raises StudyError where none was measured, and as `measurements`.
+    Raises StudyError where none of them was measured, and as `measurements`.
     """
-    found = tuple(collect(study, source, scale, minutes, device, asked, stands_in=False) for study in studies)
+    found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
     if not any(len(each.rows) for each in found):
-        raise StudyError(" and ".join(studies), f"nothing of them was measured in {minutes:g} minutes", MORE)
+        raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes", MORE)
     return found
 
 

@@ -16,8 +16,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.measurements import answers
 from plamo_study.present import collected
 from plamo_study.present.evidence import escaped
-from plamo_study.present.findings import ANSWERS, FINDINGS as FINDINGS_OF
-from plamo_study.present.page_claims import stated
+from plamo_study.present.findings import ANSWERS, FINDINGS as FINDINGS_OF, stated
 from plamo_study.present.tables import Table
 from plamo_study.present.theme import ROWS_KEY
 from plamo_study.studies import registry

@@ -1,8 +1,5 @@
 """Rows whose times count as speeds: correct computations that nothing else on the machine disturbed."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
 from plamo_study.fields import ORDER
@@ -58,17 +55,6 @@ def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
     return cells[marked(used)].nunique(), cells.nunique()
 
 
-def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str]) -> pd.DataFrame:
-    """The lines of one cell, by `names`."""
-    return found[(found[names] == pd.Series({name: cell[name] for name in names})).all(axis=1)]
-
-
-def verdict_of(verdicts: pd.Series) -> str:
-    """A cell's verdict from its processes': valid or consistent, or how many were not, with the last verdict."""
-    wrong = int((~verdicts.isin(RIGHT)).sum())
-    return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else str(verdicts.iloc[-1])
-
-
 def _cells(rows: pd.DataFrame) -> pd.Series:
     """A number for each row, the same for rows of one cell, build and machine."""
     return rows.groupby([name for name in CELL if name in rows], dropna=False, sort=False).ngroup()
@@ -95,12 +81,6 @@ def main_build(rows: pd.DataFrame) -> str:
 def model_names(rows: pd.DataFrame) -> list[str]:
     """The models of a frame, in alphabetical order."""
     return sorted(name for name in rows["model"].unique() if name)
-
-
-def drifted(rows: pd.DataFrame) -> tuple[int, int]:
-    """(blocks marked as drifted, number of all blocks)."""
-    blocks = rows[(rows["block"] >= 0) & ~rows["anchor"]].groupby("block")["drift"].max()
-    return int((blocks > DRIFT_LIMIT).sum()), len(blocks)
 
 
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:

@@ -85,12 +85,6 @@ def taken(sweeps: list[Planted]) -> set[tuple[str, int]]:
     return found - blocks_of(sweeps, marked=False)
 
 
-def unplanted(found: Trial) -> tuple[int, int]:
-    """(marked blocks with nothing planted beside them, all such blocks)."""
-    calm = _every_block(found.sweeps) - blocks_of(found.sweeps, marked=False)
-    return len(blocks_of(found.sweeps, marked=True) & calm), len(calm)
-
-
 def slowdown(found: Trial) -> Estimate:
     """Time of the marked rows of `taken` blocks over that of clean rows of their cell; the unit is a block."""
     blocks, clean, marked = taken(found.sweeps), dict[Cell, list[float]](), dict[tuple[str, int], list[Row]]()

@@ -114,9 +114,17 @@ def scale_of(scale: str, sweep: Sweep) -> str:
     return registry.GIVEN if sweep.files else scale
 
 
+def one(name: str, asked: Sequence[int], usual: int) -> int:
+    """The value that was asked for, or the usual one. StudyError for several: this study does not vary it."""
+    if len(asked) > 1:
+        why = f"{len(asked)} values, and this study is measured at one"
+        raise StudyError(f"{name} {','.join(map(str, asked))}", why, f"give one, such as -p {name} {asked[0]}")
+    return (*asked, usual)[0]
+
+
 def threads_of(sweep: Sweep) -> int:
-    """The number of threads that was asked for, the first of several, else all performance cores."""
-    return (*sweep.n_threads, machine.performance_cores())[0]
+    """The number of threads that was asked for, else all performance cores. StudyError for several."""
+    return one("n_threads", sweep.n_threads, machine.performance_cores())
 
 
 def on_file(cell: C, file: File) -> C:

@@ -21,13 +21,12 @@ from plamo_study.errors import StudyError
 from plamo_study.foreign import text
 from plamo_study.growing import growing
 from plamo_study.present.evidence import ROWS_KEY
-from plamo_study.present.findings import ANSWERS, FINDINGS
-from plamo_study.present.page_claims import METADATA
+from plamo_study.present.findings import ANSWERS, FINDINGS, METADATA
 
 FILE = paths.DATA / "findings.json"
 GUIDE = "12-levers"  # which reads this, and so says nothing here
 MEND = "python tools/readme.py"
-COLUMNS = ["question", "of", "figure", "asked", "answer", "value", "low", "high", "notebook"]
+COLUMNS = ["question", "of", "figure", "asked", "why", "answer", "value", "low", "high", "notebook"]
 NUMBER = r"-?[\d,]+(?:\.\d+)?(?:e[+-]?\d+)?"
 FIGURE = re.compile(rf"(?P<value>{NUMBER}) \[(?P<low>{NUMBER}), (?P<high>{NUMBER})")
 RANGE = re.compile(rf"(?P<low>{NUMBER}) to (?P<high>{NUMBER})")
@@ -62,7 +61,7 @@ def _said(notebook: nbformat.NotebookNode) -> dict[str, Any]:
         "findings": [line for each in metadata for line in each.get(FINDINGS, [])],
         "questions": [
             {"question": line["claim"], "of": line["of"], "figure": line["figure"], "asked": line["needed"],
-             "answer": ANSWERS.get(line["verdict"], line["verdict"])}
+             "why": line.get("why", ""), "answer": ANSWERS.get(line["verdict"], line["verdict"])}
             for each in metadata for line in each.get(METADATA, [])
         ],
     }  # fmt: skip

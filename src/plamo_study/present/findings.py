@@ -15,16 +15,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import nbformat
 import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import claims
 from plamo_study.analysis.estimates import NUMBERS
+from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
-from plamo_study.present.page_claims import METADATA, few, figure
-from plamo_study.present.tables import Table, escaped
+from plamo_study.present.tables import Table, escaped, significant
 
 FINDINGS = "plamo_study_findings"  # key of an output's metadata with its lines, for documents
+METADATA = "plamo_study_claims"  # the same of questions and answers
+FEW = 3  # processes; below, no interval is printed
 ANSWERS = {"holds": "yes", "does not hold": "no", "inconclusive": "inconclusive"}
 NUMERIC = {"estimate", "first", "second", "noise", *NUMBERS}
 Line = dict[str, Any]
@@ -93,8 +96,9 @@ class Questions(Table):
     def __init__(self, lines: list[Line]):
         family = claims.family(lines).to_dict("records") if lines else []
         self.lines = [
-            {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"],
-             "verdict": ANSWERS["inconclusive" if few(line["estimate"]) else line["verdict"]]} for line in family
+            {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"], "why": why,
+             "verdict": ANSWERS["inconclusive" if few(line["estimate"]) else line["verdict"]]}
+            for line, why in zip(family, [line["why"] for line in lines], strict=True)
         ]  # fmt: skip
         whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
         shown = [
@@ -111,3 +115,26 @@ class Questions(Table):
 def questions(*asked: Sequence[Line]) -> Questions:
     """All questions of a section in one table."""
     return Questions([line for each in asked for line in each])
+
+
+def stated(notebook: nbformat.NotebookNode) -> list[Line]:
+    """The answers in the outputs of an executed notebook: `claim`, `of`, `figure`, `needed`, `why` and `verdict`."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [line for output in outputs for line in output.get("metadata", {}).get(METADATA, [])]
+
+
+def few(found: Estimate) -> bool:
+    """Whether an estimate rests on too few processes for an interval to be printed; a share has an exact one."""
+    return found.n < FEW and bool(found.units) and not found.success
+
+
+def figure(line: Line) -> str:
+    """A line's estimate as text; where processes are few, their range."""
+    found: Estimate | None = line["estimate"]
+    if found is None:
+        return ""
+    if few(found):  # the range, and the number of processes
+        least, most = (each(found.units) for each in (min, max))
+        least, most = (math.exp(least), math.exp(most)) if found.in_logs else (least, most)
+        return f"{least:.3g} to {most:.3g} ({found.n} processes)"
+    return significant(3)(found)

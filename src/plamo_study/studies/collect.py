@@ -12,8 +12,7 @@ from plamo_study.measure import bench, files, frame, journal, plan, runner, watc
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.journal import LOCAL, REFERENCE, journal_path
-from plamo_study.measure.recording import ONE_MACHINE_S, Recording, check_device, check_source, of_rows, read
-from plamo_study.models import given
+from plamo_study.measure.recording import Recording, check_device, check_source, of_rows
 from plamo_study.studies import budget, live, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
@@ -29,22 +28,20 @@ def collect(
     minutes: float = 0,
     device: str = "auto",
     asked: Sweep = NOTHING,
-    stands_in: bool = True,
 ) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
     `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
-    the first cells of its plan are measured. Only a study that is meaningless in part is then shown as recorded, and
-    the page says so. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
-    and values that a user asked for; these are measured, so the source is live. `stands_in`: whether recorded rows
-    stand in for a study that there was no time for; else it has no rows, and one line says what measures it.
+    the first cells of its plan are measured. A live study that there was no time for has no rows, and one line says
+    what measures it. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
+    and values that a user asked for; these are measured, so the source is live.
 
     Raises
     ------
     StudyError
-        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, no
-        time to measure and nothing recorded, or values asked for of recorded rows.
+        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
+        values asked for of recorded rows.
 
     """
     check_source(source)
@@ -54,62 +51,16 @@ def collect(
     at = studies.shown_at(study, scale) if study in studies.STUDIES else scale
     at = plan.scale_of(at, asked)
     summary, why = _measured(study, scale, at, minutes, device, asked) if source == "live" else (None, "")
+    if why:
+        _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
+        return Recording(frame.frame([], {}), {}, study, at, source)
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
-    if why and (not stands_in or (not rows and _further(study, scale))):
-        _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
-        return Recording(frame.frame([], {}), {}, study, at, source)
-    if not rows and why:
-        raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
-    if why:
-        said = f"{study} was not measured here: {why}. Its rows are the recorded ones. To measure it, {MORE}."
-        if studies.STUDIES[study].whole or _further(study, scale):
-            _say(f"**{said}**")
-        else:  # not a number of the page is this machine's
-            live.Line(study).fail(said, NOT_MEASURED)
-    found = of_rows(rows, records, study, "live" if summary else "recorded", at)
+    found = of_rows(rows, records, study, source, at)
     return replace(found, left_out=summary.left_out if summary else ())
-
-
-def every_study(
-    notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto", asked: Sweep = NOTHING
-) -> list[Recording]:
-    """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
-
-    `device` and `asked` as for `collect`; of the rows that others measured here, `device` as for `read`, and of files
-    that were asked for those alone.
-
-    Raises StudyError for an unknown source, scale or device, or where no study has any row.
-    """
-    check_source(source)
-    check_device(device)
-    own = [study for study, _ in studies.of_notebook(notebook, scale)]
-    measured = [
-        collect(each, source, scale, minutes, device, asked, stands_in=False) for each in own if source == "live"
-    ]
-    left_out = {*ONE_MACHINE_S, *(name for name, study in studies.STUDIES.items() if study.aside)}
-    left_out |= {each.study for each in measured}
-    rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
-    at = plan.scale_of(scale, asked)
-    others = [read(study, source, at, device=device) for study in dict.fromkeys(rest)]
-    found = [*measured, *(_of_files(each, asked) for each in others if each)]
-    found = [each for each in found if len(each.rows)]
-    if not found:
-        why, mend = f"no study has rows at scale {at!r}", f"plamo-study run {notebook} --scale mini"
-        raise StudyError(notebook, why, MORE if source == "live" else mend)
-    return found
-
-
-def _of_files(found: Recording, asked: Sweep) -> Recording:
-    """The rows of the files that were asked for, and those without a file; all where none were."""
-    if not asked.files:
-        return found
-    own = {given.FILES[file].sha256 for file in asked.files}
-    kept = [not fact or found.facts[fact]["sha256"] in own for fact in found.rows["fact"]]
-    return replace(found, rows=found.rows[kept])
 
 
 def _measured(
@@ -141,16 +92,12 @@ def _measured(
                 continue
             if not any(row.refuses or row.cell in on_files for row in summary.rows):
                 return None, enough or lacking(summary)
-            line.refuse(summary.unexpected)
+            for row in summary.unexpected:
+                line.refuse(row)
             for said in live.unseen(planned, summary, asked):
                 line.fail(said, NOT_MEASURED)
             line.end(summary, live.no_time(planned, summary, asked))
             return summary, ""
-
-
-def _further(study: str, scale: str) -> bool:
-    """Whether a study's notebook shows another one first, and can do without this one."""
-    return study in [name for name, _ in studies.of_notebook(study, scale)[1:]]
 
 
 def lacking(summary: runner.Summary) -> str:

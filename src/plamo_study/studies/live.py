@@ -8,7 +8,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from math import nan
@@ -256,16 +256,15 @@ class Line:
     def progress(self, event: runner.Progress) -> None:
         """Say what the sweep does now, and a gate that failed, at once."""
         if event.row:
-            self.refuse([event.row])
+            self.refuse(event.row)
         heat = f"; waits up to {event.cools_s:.0f} s until this machine is cool" if event.cools_s else ""
         now = f"{self.study}: {event.done} of {event.total}, {named(event.task.cell)}, {left(event.remaining_s)}{heat}"
         self.say("  \n".join([*self.before, f"*{now}*"]), at_once=bool(heat))
 
-    def refuse(self, rows: Iterable[Row]) -> None:
-        """Say of gates that failed what follows."""
-        for row in rows:
-            if row.refuses:
-                self.fail(trouble(row), FAILED_GATE)
+    def refuse(self, row: Row) -> None:
+        """Say of a gate that failed what follows."""
+        if row.refuses:
+            self.fail(trouble(row), FAILED_GATE)
 
     def fail(self, text: str, name: str) -> None:
         """Say something once, as an error of this cell of a `name` in `publish.runs.GOES_ON`.

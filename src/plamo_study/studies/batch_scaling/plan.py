@@ -19,7 +19,7 @@ from plamo_study.measure.plan import (
     limits_of,
     on_file,
     scale_of,
-    thread_counts,
+    threads_of,
     with_gates,
 )
 
@@ -39,12 +39,12 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     """
     check_scale(scale)
     n_gen = (*sweep.n_gen, GPU_STEPS if gpu else STEPS)[0]
-    threads = sweep.n_threads[:1] or thread_counts()[:1]
-    base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_gen=n_gen, policy="shared", n_threads=threads[0])
+    n_threads = threads_of(sweep)
+    base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_gen=n_gen, policy="shared", n_threads=n_threads)
     base = change(base, n_gpu_layers=-1 if gpu else 0)
     base, files, own = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
-    limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, threads)
+    limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, (n_threads,))
     first = FIRST_SEQUENCES if not sweep.n_seq else (1,)
     order = (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES) if not sweep.n_seq else (1, *sweep.n_seq)
 

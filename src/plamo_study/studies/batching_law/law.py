@@ -104,11 +104,6 @@ def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
     return [call for call in calls if call]
 
 
-def per_sequence(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
-    """The calls of a prefill with separate calls for every prompt."""
-    return [[(seq, n)] for seq, length in enumerate(prompts) for n in _pieces(length, n_batch)]
-
-
 def _pieces(length: int, most: int) -> list[int]:
     return [min(most, length - start) for start in range(0, length, most)]
 

@@ -4,24 +4,21 @@ Laws and ratios are made from the `samples` of the rows. Times are seconds per t
 middle. Estimates are over processes, comparisons are paired by block.
 """
 
-import math
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import clustered, growth, stats
+from plamo_study.analysis import growth
 from plamo_study.analysis.estimates import compare
-from plamo_study.analysis.timing import NS
+from plamo_study.analysis.timing import NS, events
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.cells import LADDER
 from plamo_study.measure.frame import WITH_WINDOW
 
 PHASES = ("prefill", "decode")
-OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
 OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
-SAMPLE = [*OF_CELL, "phase", "depth", "at", "value"]
 LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
 FITS = 0.05  # a law that misses a median by more is shown, but supports no conclusion
 Knots = dict[str, float]
@@ -34,27 +31,23 @@ def samples(rows: pd.DataFrame) -> pd.DataFrame:
     over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `label`: "" for a ladder
     of depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
     """
-    found, entries = usable(rows), []
-    for row in found[(found["workload"] == "depth") & (found["text"] == "")].itertuples():
-        cell = {name: getattr(row, name) for name in OF_CELL}
-        for phase, depth, at, seconds in _by_depth(row):
-            entries.append(cell | {"phase": phase, "depth": depth, "at": at, "value": seconds})
-    return pd.DataFrame(entries, columns=SAMPLE)
+    found = usable(rows)
+    found = found[(found["workload"] == "depth") & (found["text"] == "")]
+    return events(found, OF_CELL, _by_depth, "phase", "depth", "at", "value")
 
 
-def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
-    """(phase, depth, depth fitted at, seconds per token) of one process."""
+def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
+    """Phase, depth, depth fitted at and seconds per token of one process."""
     parts, steps = row.samples_ns
     first = [depth - n % row.n_gen - 1 for n, depth in enumerate(row.series["step_depth"])]  # one step warms up
-    found = []
     for phase, depths, taken, size in (
         ("prefill", row.series["part_depth"], parts, row.n_ubatch),
         ("decode", first, steps, 1),
     ):
         grouped = pd.Series(taken, dtype=float).groupby(pd.Series(depths, dtype=int).to_numpy()).median()
         middle = size / 2 if phase == "prefill" else row.n_gen / 2
-        found += [(phase, int(d), d + middle, ns / NS / size) for d, ns in grouped.items()]
-    return found
+        for depth, ns in grouped.items():
+            yield {"phase": phase, "depth": int(depth), "at": depth + middle, "value": ns / NS / size}
 
 
 def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
@@ -71,11 +64,6 @@ def part(timed: pd.DataFrame) -> int:
     return int(found["n_ubatch"].iloc[0]) if len(found) else 0
 
 
-def knots(models: dict[str, dict[str, Any]]) -> Knots:
-    """Depth at which a model's own window may bend its curves, by name; 0 without a window."""
-    return {name: float(model["shape"]["window"]) for name, model in models.items() if "shape" in model}
-
-
 def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
     """Per model and phase: the fields of `growth.Growth`, and `fits`: no median is further from the law than FITS."""
     entries = []
@@ -85,31 +73,6 @@ def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
                 law = growth.growth(curve, bends.get(model, 0.0))
                 entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
     return pd.DataFrame(entries, columns=["model", "phase", "fits", *(each.name for each in fields(growth.Growth))])
-
-
-def takeover(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
-    """Per model and number of output tokens: `tokens` of context from which prefill takes more than half of a request.
-
-    A request reads N tokens and then writes its output after them. Times between measured depths are interpolated;
-    beyond the deepest they follow the curve's law, and `extrapolated` says so. NaN: not up to `growth.FARTHEST`.
-    """
-    reading, writing, entries = curves(timed, "prefill", index="at"), curves(timed, "decode", index="at"), []
-    contexts = np.geomspace(1.0, growth.FARTHEST, 1025)
-    for model, curve in reading.items():
-        both, knot = curve.columns.intersection(writing[model].columns), bends.get(model, 0.0)
-        ways = [(growth.continued(curve[block], knot), growth.continued(writing[model][block], knot)) for block in both]
-        for n_out in OUTPUTS:
-            shares = [growth.total(read, contexts) / _written(write, contexts, n_out) for read, write in ways]
-            tokens = clustered.mapped(stats.crossing(np.log(contexts).tolist(), np.column_stack(shares)), math.exp)
-            deepest = min(curve.index[-1], writing[model].index[-1] - n_out)
-            entry = {"model": model, "n_out": n_out, "tokens": tokens}
-            entries.append(entry | {"extrapolated": not tokens.value <= deepest})
-    return pd.DataFrame(entries, columns=["model", "n_out", "tokens", "extrapolated"])
-
-
-def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarray:
-    before, behind = np.split(growth.total(write, np.concatenate([after, after + n_out])), 2)
-    return np.asarray(behind - before)
 
 
 def explained(timed: pd.DataFrame) -> pd.DataFrame:

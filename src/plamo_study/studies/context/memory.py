@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import clustered, growth, stats
+from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.timing import paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.cells import WHOLE_WINDOW
@@ -82,24 +82,3 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
             entries.append(entry | {"chunks": len(tokens), "n_prompt": row.n_prompt})
     table = pd.DataFrame(entries, columns=DRIFT)
     return table.assign(p_adjusted=clustered.adjusted(table["p"].tolist()) if len(table) else [])
-
-
-def loop_prediction(rows: pd.DataFrame, timed: pd.DataFrame, n_prompt: int, n_gen: int) -> pd.DataFrame:
-    """Predicted seconds with and without cache, from the ladders' samples: `naive`, `cached` and `times`, per process.
-
-    Summed over the texts' lengths; a text counts as if read in whole parts, short ones by their share of a part. Only
-    curves of the machine that ran the loop are used.
-    """
-    timed = timed[timed["machine"].isin(rows["machine"].unique())]
-    reading, writing = (analysis.curves(timed, phase, index="at") for phase in analysis.PHASES)
-    lengths, found, entries = n_prompt + np.arange(n_gen), usable(rows), []
-    for model in sorted(set(found[found["workload"] == "naive"]["model"]) & set(reading)):
-        blocks = reading[model].columns.intersection(writing[model].columns)
-        read = {b: growth.total(growth.continued(reading[model][b]), lengths.astype(float)) for b in blocks}
-        naive = [float(read[b].sum()) for b in blocks]
-        steps = [growth.continued(writing[model][b])(lengths[:-1].astype(float)).sum() for b in blocks]
-        cached = [float(read[b][0] + step) for b, step in zip(blocks, steps, strict=True)]
-        entry = {"model": model, "n_prompt": n_prompt, "n_gen": n_gen, "times": stats.ratio(naive, cached)}
-        entry |= {"naive": stats.median(naive), "cached": stats.median(cached)}
-        entries.append(entry | {"extrapolated": bool(lengths[-1] > reading[model].index[-1])})
-    return pd.DataFrame(entries, columns=["model", "n_prompt", "n_gen", "times", "naive", "cached", "extrapolated"])

@@ -6,16 +6,8 @@ From the tensor table and this machine's ceilings alone; the frames are those of
 
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
-from plamo_study.analysis import roofline, stats
-from plamo_study.analysis.ceilings import limits
-from plamo_study.analysis.roofline import Ceilings, Model, miss
-from plamo_study.studies.context import analysis
-
-PREDICTED = ["model", "phase", "depth", "flops", "bytes", "bound", "low", "high", "measured", "miss"]
-DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+from plamo_study.analysis import roofline
+from plamo_study.analysis.roofline import Ceilings, Model
 
 
 def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
@@ -24,33 +16,6 @@ def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> 
     flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
     found = roofline.band(flops / n, moved / n, limit)
     return {"flops": flops / n, "bytes": moved / n, "bound": found.bound, "low": found.low, "high": found.high}
-
-
-def against_prediction(rows: pd.DataFrame, timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing.
-
-    Beside it `measured` (s per token); `miss`: 1 inside the band, else times its edge. A model whose ceilings were not
-    measured is left out.
-    """
-    entries, part = [], analysis.part(timed)
-    by_phase = {phase: analysis.curves(timed, phase) for phase in analysis.PHASES}
-    ceilings = limits(rows, {name: models[name] for curves in by_phase.values() for name in curves})
-    for phase, curves in by_phase.items():
-        for name, curve in curves.items():
-            for depth in curve.index if name in ceilings else ():
-                found = band(models[name], phase, depth, ceilings[name], part)
-                measured = stats.median(curve.loc[depth].dropna().tolist())
-                off = miss(measured.value, found["low"], found["high"])
-                entry = {"model": name, "phase": phase, "depth": int(depth), "measured": measured, "miss": off}
-                entries.append(entry | found)
-    return pd.DataFrame(entries, columns=PREDICTED)
-
-
-def cells_kept(model: Model, tokens: Any) -> Any:
-    """KV cells of all layers together after `tokens` tokens; sliding layers keep only their window."""
-    _, sliding, full = roofline.layers(model)
-    window = model["shape"]["window"]
-    return full * tokens + sliding * (np.minimum(tokens, window) if window else tokens)
 
 
 def reserved(model: Model, kind: str, room: int, n_ubatch: int, whole: bool) -> dict[str, float]:

@@ -34,9 +34,9 @@ def service(row: Mapping[str, Any]) -> Iterator[Measured]:
 def waits(requests: list[Any]) -> dict[str, tuple[float, np.ndarray]]:
     """Value and samples of each metric of a load.
 
-    first token, token gap
-        Seconds: medians over requests and over gaps between two tokens of an answer.
-    longest gap
+    ttft, itl
+        Seconds to the first token, and between two of an answer: medians over requests and over gaps.
+    itl_max
         Seconds: the longest of those gaps.
     throughput
         Tokens per second, from the first arrival to the last token.
@@ -48,9 +48,9 @@ def waits(requests: list[Any]) -> dict[str, tuple[float, np.ndarray]]:
     tokens, last = sum(len(each.token_ns) for each in requests), max(each.token_ns[-1] for each in requests)
     arrived = (len(requests) - 1) / max(each.arrived_ns for each in requests) * NS
     return {
-        "first token": (median(first), first),
-        "token gap": (median(gaps), gaps),
-        "longest gap": (float(gaps.max()), gaps),
+        "ttft": (median(first), first),
+        "itl": (median(gaps), gaps),
+        "itl_max": (float(gaps.max()), gaps),
         "throughput": (tokens / last * NS, np.array([tokens / last * NS])),
         "arrivals": (round(arrived, 1), np.array([arrived])),
     }

@@ -7,10 +7,8 @@ machine's two ceilings or the model's bytes move in the roofline, and a faster m
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from plamo_study.analysis import roofline
@@ -25,17 +23,6 @@ CHANGED = (("prefill of 512", 512, 0.0, 1), ("decode of 1", 1, DEPTH, 1), ("deco
            ("decode of 32", 1, DEPTH, 32))  # fmt: skip
 LONGEST = 1 << 16  # tokens or sequences up to which a turning point is searched
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-
-
-def accounts(models: Models) -> pd.DataFrame:
-    """Per model, pass and part: `flops`, `bytes`, and the part's `share` of the pass's bytes."""
-    entries = []
-    for name, model in models.items():
-        for what, tokens, depth, n_seq in PASSES:
-            account = roofline.parts(model, tokens, depth, n_seq)
-            moved = roofline.work(account)[1]
-            entries += [{"model": name, "pass": what, **asdict(part), "share": part.bytes / moved} for part in account]
-    return pd.DataFrame(entries).rename(columns={"name": "part"})
 
 
 def intensity(model: Model, n_tokens: int, depth: float = 0, n_seq: int = 1, **how: Any) -> float:
@@ -88,36 +75,6 @@ def machines(parts: Iterable[Mapping[str, Any]], here: Mapping[str, Ceilings], n
     return table.assign(balance=table["compute"] / table["bandwidth"]).sort_values("balance", ignore_index=True)
 
 
-def turnings(models: Models, table: pd.DataFrame) -> pd.DataFrame:
-    """Per row of `machines` and model: prompt tokens and sequences from which each phase is compute-bound."""
-    entries = []
-    for row in table.to_dict("records"):
-        for name, model in models.items():
-            prompt, batch = turning(model, row["balance"])
-            entries.append({"name": row["name"], "dtype": row["dtype"], "model": name, "balance": row["balance"],
-                            "prompt": prompt, "batch": batch})  # fmt: skip
-    return pd.DataFrame(entries)
-
-
-def published_points(figures: pd.DataFrame, models: Models, part: Mapping[str, Any]) -> pd.DataFrame:
-    """Published rates under their hardware's published roof: `share` of it reached, and the nearer ceiling (`bound`).
-
-    `figures` has columns model, quantity, n_prompt, n_gen, n_seq and value (t/s); rows without a value are left out.
-    """
-    limit, entries = Ceilings(part["bandwidth"], part["peak"]["F16"]), []
-    for row in figures[figures["value"].notna()].to_dict("records"):
-        model = next((model for name, model in models.items() if name.rstrip("*") == row["model"]), None)
-        if model is None:
-            continue
-        prefill = row["quantity"] == "prefill"
-        depth = 0.0 if prefill else row["n_prompt"] + row["n_gen"] / 2
-        account = roofline.parts(model, row["n_prompt"] if prefill else 1, depth, row["n_seq"])
-        band = roofline.band(*roofline.work(account), limit)
-        seconds = (row["n_prompt"] if prefill else row["n_seq"]) / row["value"]
-        entries.append({**row, "bound": band.bound, "share": band.low / seconds})
-    return pd.DataFrame(entries)
-
-
 def passes(models: Mapping[str, Model], limit: Ceilings) -> pd.DataFrame:
     """Per model and pass the seconds of `compute`, of reading `weights`, and of moving the `rest` (cache, state)."""
     entries = []
@@ -152,20 +109,6 @@ def gains(models: Mapping[str, Model], limit: Ceilings, factor: float = 2.0) -> 
             gain = {"overlap": max(before) / max(compute, memory), "sum": sum(before) / (compute + memory)}
             entries.append({"model": row["model"], "pass": row["pass"], "change": change, **gain})
     return pd.DataFrame(entries)
-
-
-def in_chart(chart: alt.Chart) -> alt.Chart:
-    """The gains computed in a chart of `passes` and their `change`, so that a slider named `factor` can move them."""
-    compute, bandwidth, _ = (f"datum.change == '{change}'" for change in CHANGES)
-    return chart.transform_calculate(
-        before="datum.weights + datum.rest",
-        compute_after=f"{compute} ? datum.compute / factor : datum.compute",
-        memory_after=f"{compute} ? datum.weights + datum.rest : {bandwidth} ? (datum.weights + datum.rest) / factor"
-        " : datum.weights / factor + datum.rest",
-    ).transform_calculate(
-        overlap="max(datum.compute, datum.before) / max(datum.compute_after, datum.memory_after)",
-        sum="(datum.compute + datum.before) / (datum.compute_after + datum.memory_after)",
-    )
 
 
 def _first(reached: Callable[[int], bool]) -> float:

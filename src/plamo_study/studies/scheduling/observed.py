@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis.timing import NS
+from plamo_study.analysis.timing import NS, events
 from plamo_study.analysis.usable import STOCK, marked, usable
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import PARTS, SERVER, SPLIT
@@ -89,9 +89,10 @@ def _steady(used: pd.DataFrame) -> pd.DataFrame:
 def moves(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per move of a sequence to another slot: `model`, `per_second` of the load, and `seconds`."""
     used = usable(rows)
-    found = used[used["workload"] == "traffic"].itertuples()
-    entries = [(row.model, row.per_second, seconds) for row in found for seconds in row.series.get("moves", ())]
-    return pd.DataFrame(entries, columns=["model", "per_second", "seconds"])
+    return events(
+        used[used["workload"] == "traffic"], ("model", "per_second"),
+        lambda row: ({"seconds": seconds} for seconds in row.series.get("moves", ())), "seconds",
+    )  # fmt: skip
 
 
 Call = tuple[int, int, int, int, float]

@@ -6,12 +6,11 @@ threads are for a machine split between one process that prefills and one that d
 core to its client.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, server
+from plamo_study.measure import server
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import PARTS, SERVER, SPLIT, Cell, File, Traffic
 from plamo_study.measure.plan import (
@@ -21,8 +20,10 @@ from plamo_study.measure.plan import (
     check_scale,
     files_of,
     on_file,
+    one,
     scale_of,
     thread_counts,
+    threads_of,
     with_gates,
 )
 from plamo_study.models import given
@@ -57,8 +58,8 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """
     check_scale(scale)
     own, (n_prompt, n_gen) = scale_of(scale, sweep), LONGEST[scale_of(scale, sweep)]
-    n_threads = _one("n_threads", sweep.n_threads, machine.performance_cores())
-    base = Traffic(n_prompt=n_prompt, n_gen=n_gen, n_seq=_one("n_seq", sweep.n_seq, SLOTS), n_threads=n_threads)
+    n_seq, n_threads = one("n_seq", sweep.n_seq, SLOTS), threads_of(sweep)
+    base = Traffic(n_prompt=n_prompt, n_gen=n_gen, n_seq=n_seq, n_threads=n_threads)
     base = change(base, n_gpu_layers=-1 if gpu else 0, rule=PARTS)
     base = change(base, **sweep.settings())
     files = files_of(scale, sweep, MODELS if scale == "mini" else MODELS[:1])  # a request at full size takes a second
@@ -73,13 +74,6 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         planned, needed=needed, blocks=BLOCKS[own], extra_blocks=1, time_limit_s=PATIENCE * planned.time_limit_s,
         workload=f"{__package__}.workload",
     )  # fmt: skip
-
-
-def _one(name: str, asked: Sequence[int], usual: int) -> int:
-    if len(asked) > 1:
-        why = f"{len(asked)} values, and policies are compared at one"
-        raise StudyError(f"{name} {','.join(map(str, asked))}", why, f"give one, such as -p {name} {asked[0]}")
-    return (*asked, usual)[0]
 
 
 def loads_of(file: File, sweep: Sweep) -> tuple[float, ...]:

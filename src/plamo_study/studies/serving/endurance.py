@@ -12,11 +12,6 @@ LOAD = ["machine", "model", "rate", "held_s", "n_minutes"]
 OF_RUN = ["server", "run", *LOAD, "sent", "lost", "missing", "twice", "differ", "near_ties", "tokens", "counted"]
 
 
-def soaked(place: str, scale: str) -> pd.DataFrame:
-    """The minutes of the released server under a load that nothing interrupted; `place`: where results are kept."""
-    return minutes(results.soaks(place, scale))
-
-
 def held(place: str, scale: str) -> pd.DataFrame:
     """The minutes of both servers that were stopped."""
     return minutes([run for patched in (False, True) for run in results.soaks(place, scale, True, patched)])

@@ -13,7 +13,18 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, File, Serving
-from plamo_study.measure.plan import MODELS, Plan, change, check_scale, files_of, fits, on_file, scale_of, with_gates
+from plamo_study.measure.plan import (
+    MODELS,
+    Plan,
+    change,
+    check_scale,
+    files_of,
+    fits,
+    on_file,
+    one,
+    scale_of,
+    with_gates,
+)
 from plamo_study.studies.serving.objectives import SHORT, SLOTS
 
 PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
@@ -44,7 +55,7 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         raise StudyError(f"-p {min(refused)}", "the servers of this study keep their caches in F16", "leave it out")
     own, files = scale_of(scale, sweep), files_of(scale, sweep)
     n_prompt, n_gen = (*sweep.n_prompt, SHORT[own][0])[0], (*sweep.n_gen, SHORT[own][1])[0]
-    base = Serving(n_gpu_layers=-1 if gpu else 0, n_threads=(*sweep.n_threads, server.threads())[0])
+    base = Serving(n_gpu_layers=-1 if gpu else 0, n_threads=one("n_threads", sweep.n_threads, server.threads()))
     base = change(base, n_seq=SLOTS, n_prompt=n_prompt, n_gen=n_gen, **sweep.settings())
     bases = [on_file(base, file) for file in files]
     lengths = list(product(sweep.n_prompt or PROMPTS, sweep.n_gen or ANSWERS))

@@ -6,6 +6,7 @@ before it are, n are accepted with probability a^n (1 - a), all k with a^k. So a
 n gives the speed at any a.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ import pandas as pd
 from scipy import optimize
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.timing import NS
+from plamo_study.analysis.timing import NS, events
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.cells import TERMS
 
@@ -220,22 +221,23 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
     engine reuses its graph for a call of the same length as the last; else its cost is that among other lengths.
     """
-    entries = []
-    for process in _taken_apart(rows).itertuples():
-        alone, last, k = parts(process), 0, int(process.n_draft)
-        given = {name: getattr(process, name) for name in (*SPEED, "block", "machine")}
-        terms = zip(process.series["draft"], process.series["accepted"], process.rounds, strict=True)
-        for draft, accepted, measured in terms:
-            n, calls = int(accepted), [k + 1]
-            calls += [n + 1] if n < k and process.how != NATIVE else []
-            drawn = [before != length for before, length in zip([last, *calls], calls, strict=False)]
-            promised = draft / NS + alone["save"] + (alone["restore"] if n < k else 0)
-            promised += sum(alone["fresh" if new else "kept"][length] for new, length in zip(drawn, calls, strict=True))
-            last = calls[-1]
-            found = {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
-            entries.append(given | found)
-    found = pd.DataFrame(entries, columns=[*SPEED, "block", "machine", "accepted", "promised", "measured", "drawn"])
+    names = ("accepted", "promised", "measured", "drawn")
+    found = events(_taken_apart(rows), (*SPEED, "block", "machine"), _rounds, *names)
     return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
+
+
+def _rounds(process: Any) -> Iterator[dict[str, Any]]:
+    alone, last, k = parts(process), 0, int(process.n_draft)
+    for draft, accepted, measured in zip(
+        process.series["draft"], process.series["accepted"], process.rounds, strict=True
+    ):
+        n, calls = int(accepted), [k + 1]
+        calls += [n + 1] if n < k and process.how != NATIVE else []
+        drawn = [before != length for before, length in zip([last, *calls], calls, strict=False)]
+        promised = draft / NS + alone["save"] + (alone["restore"] if n < k else 0)
+        promised += sum(alone["fresh" if new else "kept"][length] for new, length in zip(drawn, calls, strict=True))
+        last = calls[-1]
+        yield {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
 
 
 def _taken_apart(rows: pd.DataFrame) -> pd.DataFrame:
@@ -259,13 +261,14 @@ def parts(process: Any) -> dict[str, Any]:
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """Calls of one sequence timed alone, one row per process, length and kind: SPEED, `label`, `block`, `machine`,
     `n_tokens`, `after` ("as long" or "another": the call before) and `value`, seconds."""
-    entries = []
-    for process in _taken_apart(rows).itertuples():
-        cell = {name: getattr(process, name) for name in (*SPEED, "label", "block", "machine")}
-        for name, after in (("kept", "as long"), ("fresh", "another")):
-            each = parts(process)[name].items()
-            entries += [cell | {"n_tokens": int(n), "after": after, "value": value} for n, value in each]
-    return pd.DataFrame(entries, columns=[*SPEED, "label", "block", "machine", "n_tokens", "after", "value"])
+    return events(_taken_apart(rows), (*SPEED, "label", "block", "machine"), _alone, "n_tokens", "after", "value")
+
+
+def _alone(process: Any) -> Iterator[dict[str, Any]]:
+    timed = parts(process)
+    for name, after in (("kept", "as long"), ("fresh", "another")):
+        for n, value in timed[name].items():
+            yield {"n_tokens": int(n), "after": after, "value": value}
 
 
 def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:

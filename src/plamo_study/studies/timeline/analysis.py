@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import ceilings, stats
-from plamo_study.analysis.ceilings import by_block, main_place, measured
-from plamo_study.analysis.estimates import NUMBERS, as_columns
 from plamo_study.analysis.roofline import Ceilings, Model, band
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import paired_ratio
 from plamo_study.analysis.usable import main_rows
-from plamo_study.studies.timeline.operators import CLASSES, GROUPS
+from plamo_study.studies.timeline.operators import CLASSES
 
 PHASES = ("prefill", "decode")
 QUANTITIES = ("ns", "bytes", "flops", "nodes")
@@ -147,36 +145,6 @@ def cost(series: dict[str, list[float]], checks: dict[str, Any], phase: str) -> 
         "callback": float(np.mean(series[f"{phase}/callback/ns"])),
         "floor": float(checks["floor_ns"] * nodes),
     }
-
-
-def against_ceilings(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """How near the FFN products, most of the time of both phases, come to the ceiling that arithmetic names for them.
-
-    Columns model, phase, `against` (which ceiling), and the ratio as `value`, `low`, `high`, `n` and `estimate`, paired
-    by block. Decode: bytes per second over the read ceiling of the same block. Prefill: FLOPs per second over the same
-    kernel's own rate there, so a share near 1 means that nothing else slows it down; better kernels may exist.
-    """
-    table, place, found, entries = measured([rows]), main_place(rows), works(rows), []
-    for (model, phase), group in found.groupby(["model", "phase"]):
-        ceiling, quantity = ("matmul", "flops") if phase == "prefill" else ("read", "bytes")
-        ffn = group[group["class"].isin(GROUPS["FFN products"])].groupby("block")[["ns", quantity]].sum()
-        usual = by_block(table, place, models[str(model)])[ceiling]
-        share = paired_ratio(ffn[quantity] / ffn["ns"] * 1e9, usual)
-        name = "the read ceiling" if phase == "decode" else "the same kernel alone"
-        entries.append({"model": model, "phase": phase, "against": name} | as_columns(share))
-    return pd.DataFrame(entries, columns=["model", "phase", "against", *NUMBERS, "estimate"])
-
-
-def unrecognised(rows: pd.DataFrame) -> float:
-    """The largest share of operator time, over phases and processes, in nodes that no class recognises."""
-    found = works(rows)
-    found = found[found["class"].isin(CLASSES)]
-    if found.empty:
-        return 0.0
-    by = [found[name] for name in ("model", "block", "phase")]
-    return float(
-        (found["ns"].where(found["class"] == "other", 0.0).groupby(by).sum() / found["ns"].groupby(by).sum()).max()
-    )
 
 
 def _traces(rows: pd.DataFrame) -> pd.DataFrame:
