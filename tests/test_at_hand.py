@@ -40,7 +40,7 @@ def swept(lean, tmp_path_factory):
 
 
 def test_a_lean_plan_is_three_processes_a_cell_of_which_the_first_proves_all(swept):
-    rows = recording.framed(*swept)[0]
+    rows = recording.framed(swept[0].rows, swept[1])[0]
     assert not rows.anchor.any()
     timed = rows[rows.workload != "gate"]
     assert timed.groupby("workload").size().to_dict() == {"prefill": 3, "decode": 3}

@@ -45,7 +45,7 @@ def law(
     summary = report.sweep(planned, path, minutes=minutes)
     if summary.lacking:
         raise typer.Exit(1)
-    rows, facts = recording.framed(summary, path)
+    rows, facts = recording.framed(summary.rows, path)
     table = analysis.checked(rows, facts)
     shown = analysis.confusion(table), analysis.by_seed(table), analysis.separation(table), analysis.three_tests(rows)
     for frame in (*shown, _smallest(n_batch or BATCHES)):

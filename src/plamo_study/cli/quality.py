@@ -41,7 +41,7 @@ def quality(
     planned = plan_quality.quality(scale, bench.engine_facts()["gpu_offload"], text)
     path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     summary = report.sweep(planned, path)
-    table = figures.table(recording.framed(summary, path)[0])
+    table = figures.table(recording.framed(summary.rows, path)[0])
     if not table.empty:
         _show(table)
     raise typer.Exit(1 if summary.unexpected else 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import defects, frame, journal, runner
+from plamo_study.measure import defects, frame, journal
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.journal import LOCAL, OTHERS, REFERENCE, journal_path
 from plamo_study.measure.rows import Cell, Record, Row
@@ -42,10 +42,10 @@ def of_one_machine(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.machine == last]
 
 
-def framed(summary: runner.Summary, path: Path) -> tuple["pd.DataFrame", dict[str, dict[str, Any]]]:
+def framed(rows: Sequence[Row], path: Path) -> tuple["pd.DataFrame", dict[str, dict[str, Any]]]:
     """The frame of a sweep's rows, and the facts of its journal."""
     facts = frame.facts(journal.read(path))
-    return frame.frame(summary.rows, facts), facts
+    return frame.frame(rows, facts), facts
 
 
 def check_source(source: str) -> None:
