@@ -77,10 +77,41 @@ def studies(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
-def test_every_study_becomes_a_page_that_fits_a_telephone(studies, notebook, browser):
+def test_every_study_becomes_a_page_that_is_legible_on_a_telephone_and_on_a_desk(studies, notebook, browser):
     charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
-    with Visit(browser, studies[notebook], NARROW) as visit:
-        visit.wait_for_charts(charts)
+    for width in (NARROW, WIDE):
+        with Visit(browser, studies[notebook], width) as visit:
+            visit.wait_for_charts(charts)
+            visit.is_legible()
+            visit.is_well()
+
+
+LONG = "a name of many words that takes most of a telephone's width, "
+WORDY = pd.DataFrame({"what": [LONG + end for end in "abcdef"], "at": range(0, 6000, 1000), "value": range(6)})
+BARS = alt.Chart(WORDY).encode(x=alt.X("value", title=f"{LONG} (log)"), color=alt.Color("what", legend=None))
+CROWDED = {
+    "long labels of a vertical axis": BARS.mark_bar().encode(y=alt.Y("what", title=None)),
+    "long names in a legend": BARS.mark_point().encode(y="value", color=alt.Color("what", title=None)),
+    "two legends": alt.layer(
+        BARS.mark_point().encode(y="value", color=alt.Color("what", title="a")),
+        BARS.mark_line().encode(y="value", color=alt.Color("what", title="b")),
+    ).resolve_scale(color="independent"),
+    "many labels of a horizontal axis": BARS.mark_bar().encode(x=alt.X("at:O", axis={"labelAngle": 0}), y="value"),
+    "panels side by side": alt.hconcat(*[BARS.mark_bar().encode(y="value").properties(width=200, title=LONG)] * 3),
+    "panels of a facet": BARS.mark_bar().encode(y="value").properties(width=150).facet(column="at:N"),
+    "panels of a facet in lines": BARS.mark_bar().encode(y="value").properties(width=150).facet("at:N", columns=3),
+    "panels below one another": alt.vconcat(*[BARS.mark_bar().encode(y="what").properties(title=LONG * 2)] * 2),
+    "a text that leaves the plot": BARS.mark_text(align="left").encode(y="value", text=alt.value("a few words")),
+}
+
+
+@pytest.mark.parametrize("drawn", CROWDED.values(), ids=CROWDED)
+def test_no_text_of_a_crowded_chart_is_cut_on_a_telephone_or_runs_into_another(drawn, tmp_path, browser):
+    spec = drawn.properties(title=LONG * 3, description="Crowded.").to_dict() | theme.theme()
+    (page,) = publish([written(tmp_path / "a.ipynb", "# A", {VEGALITE: spec})], tmp_path / "site").paths
+    with Visit(browser, page, NARROW) as visit:
+        visit.wait_for_charts(1)
+        visit.is_legible()
         visit.is_well()
 
 
