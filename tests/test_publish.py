@@ -259,6 +259,24 @@ def test_a_page_says_whose_rows_it_shows_and_credits_the_study_with_nobody_s_run
         visit.is_well()
 
 
+def test_the_index_puts_your_machine_first_groups_the_stories_and_says_whose_rows_each_page_shows(tmp_path):
+    for name in ("14-methods", "00-start-here", "stranger"):
+        of_rows(tmp_path / f"{name}.ipynb", REFERENCE)
+    mine = of_rows(tmp_path / "your-machine.ipynb", OWN)
+    notebook = nbformat.read(mine, as_version=4)
+    notebook.cells[0].source = "# Fast?\n\n- **How fast does it read?**\n  - It reads 7 tokens a second."
+    nbformat.write(notebook, mine)
+    (index, *_) = publish(sorted(tmp_path.glob("*.ipynb")), tmp_path / "site").paths
+    tree = BeautifulSoup(index.read_text(), "html.parser")
+    assert [each.get_text() for each in tree.select("h2")] == ["Your machine", "Learn", "Trust", "More"]
+    assert [each["href"] for each in tree.select("li > a")] == [
+        "your-machine.html", "00-start-here.html", "14-methods.html", "stranger.html",
+    ]  # fmt: skip
+    badges = [each.get_text() for each in tree.select(".badge")]
+    assert badges == ["your rows", *["reference: AMD EPYC Zen 5, 2 vCPUs"] * 3]
+    assert "It reads 7 tokens a second." in tree.select_one(".index li p").get_text()
+
+
 def test_a_committed_notebook_becomes_a_page_without_being_executed(tmp_path):
     source = paths.NOTEBOOKS / "14-methods.ipynb"
     before = source.read_bytes()
