@@ -219,7 +219,7 @@ def _findings(parts: Iterable[Tag]) -> Iterator[Tag]:
 def _is_aside(part: Tag) -> bool:
     """Whether a paragraph is in italics as a whole, as the line that counts a page's rows."""
     slanted = part.find("em")
-    return bool(slanted) and slanted.get_text().strip() == part.get_text().strip()
+    return slanted is not None and slanted.get_text().strip() == part.get_text().strip()
 
 
 def _stories(pages: Sequence[Page]) -> dict[str, list[Page]]:
