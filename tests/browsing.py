@@ -17,6 +17,28 @@ CHROMIUM = [
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 WIDE, NARROW = 1280, 390
+CUT = 1  # CSS pixels that a text may lie outside of its drawing
+CROSSED = 3, 4  # CSS pixels, across and down, that two labels of axes, legends and titles may share
+UNREADABLE = """([cut, [across, down]]) => [...document.querySelectorAll("figure.chart")].flatMap((figure, at) => {
+    const svg = figure.querySelector(".drawing svg"), whole = svg.getBoundingClientRect();
+    const seen = {opacityProperty: true, visibilityProperty: true}; // Vega hides labels for which there is no room
+    const shown = [...svg.querySelectorAll("text")].filter(
+        text => text.textContent.trim() && text.checkVisibility(seen));
+    const said = text => `figure ${at + 1}: ${text.textContent}`;
+    const outside = box => Math.max(
+        whole.left - box.left, box.right - whole.right, whole.top - box.top, box.bottom - whole.bottom);
+    const cut_off = shown.filter(text => text.textContent.endsWith("…") || outside(text.getBoundingClientRect()) > cut);
+    const guides = shown.filter(text => text.closest(".role-axis, .role-legend, .role-title"));
+    const level = guides.filter(text => !/rotate[(](?!-?90|0)/.test(text.getAttribute("transform") || ""));
+    const boxes = level.map(text => text.getBoundingClientRect());
+    const crossed = level.flatMap((text, one) => level.slice(one + 1).filter((_, more) => {
+        const a = boxes[one], b = boxes[one + 1 + more];
+        return Math.min(a.right, b.right) - Math.max(a.left, b.left) > across
+            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > down;
+    }).map(other => `${said(text)} over ${other.textContent}`));
+    const scrolls = figure.scrollWidth > figure.clientWidth + cut ? [`figure ${at + 1} scrolls`] : [];
+    return [...cut_off.map(text => said(text) + " is cut"), ...crossed, ...scrolls];
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +80,14 @@ class Visit:
 
     def wait_for_charts(self, count):
         if count:
-            self.page.locator(".drawing svg").nth(count - 1).wait_for(state="attached")
+            self.page.locator(".drawing[role=img] svg").nth(count - 1).wait_for(state="attached")
+            self.wait_until(f"document.querySelectorAll('.drawing[role=img] svg').length === {count}")
         assert self.page.locator(".drawing svg").count() == count
+
+    def is_legible(self):
+        """No text of a chart is cut, runs into another one of an axis, a legend or a title, or waits for a scroll."""
+        found = self.page.evaluate(UNREADABLE, [CUT, CROSSED])
+        assert not found, found
 
     def wait_until(self, expression):
         """Poll from outside: the page's policy forbids the eval that playwright's own waiting needs."""

@@ -77,10 +77,41 @@ def studies(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
-def test_every_study_becomes_a_page_that_fits_a_telephone(studies, notebook, browser):
+def test_every_study_becomes_a_page_that_is_legible_on_a_telephone_and_on_a_desk(studies, notebook, browser):
     charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
-    with Visit(browser, studies[notebook], NARROW) as visit:
-        visit.wait_for_charts(charts)
+    for width in (NARROW, WIDE):
+        with Visit(browser, studies[notebook], width) as visit:
+            visit.wait_for_charts(charts)
+            visit.is_legible()
+            visit.is_well()
+
+
+LONG = "a name of many words that takes most of a telephone's width, "
+WORDY = pd.DataFrame({"what": [LONG + end for end in "abcdef"], "at": range(0, 6000, 1000), "value": range(6)})
+BARS = alt.Chart(WORDY).encode(x=alt.X("value", title=f"{LONG} (log)"), color=alt.Color("what", legend=None))
+CROWDED = {
+    "long labels of a vertical axis": BARS.mark_bar().encode(y=alt.Y("what", title=None)),
+    "long names in a legend": BARS.mark_point().encode(y="value", color=alt.Color("what", title=None)),
+    "two legends": alt.layer(
+        BARS.mark_point().encode(y="value", color=alt.Color("what", title="a")),
+        BARS.mark_line().encode(y="value", color=alt.Color("what", title="b")),
+    ).resolve_scale(color="independent"),
+    "many labels of a horizontal axis": BARS.mark_bar().encode(x=alt.X("at:O", axis={"labelAngle": 0}), y="value"),
+    "panels side by side": alt.hconcat(*[BARS.mark_bar().encode(y="value").properties(width=200, title=LONG)] * 3),
+    "panels of a facet": BARS.mark_bar().encode(y="value").properties(width=150).facet(column="at:N"),
+    "panels of a facet in lines": BARS.mark_bar().encode(y="value").properties(width=150).facet("at:N", columns=3),
+    "panels below one another": alt.vconcat(*[BARS.mark_bar().encode(y="what").properties(title=LONG * 2)] * 2),
+    "a text that leaves the plot": BARS.mark_text(align="left").encode(y="value", text=alt.value("a few words")),
+}
+
+
+@pytest.mark.parametrize("drawn", CROWDED.values(), ids=CROWDED)
+def test_no_text_of_a_crowded_chart_is_cut_on_a_telephone_or_runs_into_another(drawn, tmp_path, browser):
+    spec = drawn.properties(title=LONG * 3, description="Crowded.").to_dict() | theme.theme()
+    (page,) = publish([written(tmp_path / "a.ipynb", "# A", {VEGALITE: spec})], tmp_path / "site").paths
+    with Visit(browser, page, NARROW) as visit:
+        visit.wait_for_charts(1)
+        visit.is_legible()
         visit.is_well()
 
 
@@ -226,6 +257,24 @@ def test_a_page_says_whose_rows_it_shows_and_credits_the_study_with_nobody_s_run
         assert (f"Cite as: {cited}" in footer) if cited else ("Cite as" not in footer)
         assert (AUTHORS in text) == (said == [REFERENCE])
         visit.is_well()
+
+
+def test_the_index_puts_your_machine_first_groups_the_stories_and_says_whose_rows_each_page_shows(tmp_path):
+    for name in ("14-methods", "00-start-here", "stranger"):
+        of_rows(tmp_path / f"{name}.ipynb", REFERENCE)
+    mine = of_rows(tmp_path / "your-machine.ipynb", OWN)
+    notebook = nbformat.read(mine, as_version=4)
+    notebook.cells[0].source = "# Fast?\n\n- **How fast does it read?**\n  - It reads 7 tokens a second."
+    nbformat.write(notebook, mine)
+    (index, *_) = publish(sorted(tmp_path.glob("*.ipynb")), tmp_path / "site").paths
+    tree = BeautifulSoup(index.read_text(), "html.parser")
+    assert [each.get_text() for each in tree.select("h2")] == ["Your machine", "Learn", "Trust", "More"]
+    assert [each["href"] for each in tree.select("li > a")] == [
+        "your-machine.html", "00-start-here.html", "14-methods.html", "stranger.html",
+    ]  # fmt: skip
+    badges = [each.get_text() for each in tree.select(".badge")]
+    assert badges == ["your rows", *["reference: AMD EPYC Zen 5, 2 vCPUs"] * 3]
+    assert "It reads 7 tokens a second." in tree.select_one(".index li p").get_text()
 
 
 def test_a_committed_notebook_becomes_a_page_without_being_executed(tmp_path):

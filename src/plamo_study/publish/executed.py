@@ -44,6 +44,13 @@ class About:
         """The chip, and which part of it computed: "Apple M4 Pro, GPU"."""
         return ", ".join(part for part in (self.machine, self.device) if part)
 
+    @property
+    def badge(self) -> str:
+        """Whose rows a page shows, in a few words; "" where it shows none."""
+        if self.source == LIVE:
+            return "your rows"
+        return f"reference: {self.machine}" if self.source and self.machine else ("reference" if self.source else "")
+
     def of_rows(self) -> str:
         """Whose rows a page shows; "" where it shows none."""
         if not self.source:

@@ -11,17 +11,18 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import nbformat
 import vl_convert
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
 
 from plamo_study import paths
@@ -36,6 +37,16 @@ from plamo_study.publish.polish import polish
 GLOSSARY = "glossary"
 TITLE = "PLaMo on llama.cpp: write-ups"
 UPSTREAM = paths.DATA / "upstream"  # reports that pages link to, published beside them
+STORIES = {  # of the index: the study's pages by what a reader wants
+    "Your machine": ("your-machine",),
+    "Learn": ("00-start-here", "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "05-context-length"),
+    "Choose": ("04-quantization", "04b-quality", "12-levers", "13-machines"),
+    "Serve": (
+        "06-chunked-prefill", "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving",
+    ),
+    "Trust": ("14-methods", "15-hybrids", "03b-batching-law"),
+}  # fmt: skip
+MORE = "More"  # heading of pages that no story names, where others are
 SAID = 4  # fewest words of bold text that is a finding and not an emphasis
 DISTURBED = "Disturbed"  # first word on a page of a disturbed recording; the finding follows below
 CONTENTS = 3  # fewest sections that get a list of contents
@@ -103,7 +114,7 @@ def publish(
     pages = [page(*each, places, code) for each in zip(notebooks, sources, strict=True)]
     title = TITLE if all(map(executed.is_of_study, names)) else "Write-ups"
     shared: dict[str, Any] = {"author": author, "index": index, "title": title, "of_study": title == TITLE}
-    files = {"index.html": _render(pages=pages, **shared)} if index else {}
+    files = {"index.html": _render(stories=_stories(pages), **shared)} if index else {}
     for before, each, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         files[f"{each.name}.html"] = _render(page=each, before=before, after=after, **shared)
     for source in (*reports, Path(__file__).with_name(f"{GLOSSARY}.md")) if index else ():
@@ -187,11 +198,36 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     heading = tree.find("h1")
     if heading is None:
         raise StudyError(str(source), "has no title", "begin its first cell with '# '")
-    below = (part for part in heading.find_all_next("p") if not part.get_text().startswith(DISTURBED))
-    paragraph = next(below, None)
-    bold = [part for part in paragraph.find_all("strong") if len(part.get_text().split()) >= SAID] if paragraph else []
-    said = bold[0] if bold else paragraph
+    below = [part for part in heading.find_all_next(["p", "li", "h2"]) if not part.get_text().startswith(DISTURBED)]
+    first = list(takewhile(lambda part: part.name != "h2", below))
+    told = [part for part in first if part.name == "p" and not _is_aside(part)]
+    said = next(_findings(first), None) or next(iter(told), None) or next(_findings(below), None)
     return _text(heading), Markup(said.decode_contents()) if said else Markup("")
+
+
+def _findings(parts: Iterable[Tag]) -> Iterator[Tag]:
+    """What some paragraphs and items say in bold; of a question in bold, the first answer in the list below it."""
+    for part in parts:
+        bold = part.find("strong")
+        answer = part.select_one("li li, ul li") if part.name == "li" else None
+        if bold and answer and bold.get_text().endswith("?"):
+            yield answer
+        elif bold:
+            yield from (each for each in part.find_all("strong") if len(each.get_text().split()) >= SAID)
+
+
+def _is_aside(part: Tag) -> bool:
+    """Whether a paragraph is in italics as a whole, as the line that counts a page's rows."""
+    slanted = part.find("em")
+    return slanted is not None and slanted.get_text().strip() == part.get_text().strip()
+
+
+def _stories(pages: Sequence[Page]) -> dict[str, list[Page]]:
+    """The pages of the index under their headings, in reading order; without headings where none names one."""
+    story = {name: heading for heading, names in STORIES.items() for name in names}
+    by = {heading: [page for page in pages if story.get(page.name, MORE) == heading] for heading in (*STORIES, MORE)}
+    by = {heading: found for heading, found in by.items() if found}
+    return {"": list(pages)} if list(by) == [MORE] else by
 
 
 def _text(heading: Any) -> str:
