@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from plamo_study.measure import plan
-from plamo_study.measure.cells import Cell
-from plamo_study.measure.process import work
-from plamo_study.measure.rows import Measured
-from plamo_study.measure.worker import Job
+from llama_meter.cells import Cell
+from llama_meter.measure import plan
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.rows import Measured
 
 
 def measured(cell: Cell, path: Path | None = None, workload: str = "", right: bool = True) -> Measured:

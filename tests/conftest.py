@@ -12,9 +12,9 @@ import pytest
 from darwin import mac as mac
 from threadpoolctl import threadpool_limits
 
-from plamo_study.measure import bench, machine, plan
-from plamo_study.measure.cells import Cell
-from plamo_study.models import synthetic
+from llama_meter.cells import Cell
+from llama_meter.measure import bench, machine, plan
+from llama_meter.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
 LONGEST = (

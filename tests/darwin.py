@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from plamo_study.measure import machine, system
+from llama_meter.measure import machine, system
 
 LACKING = object()
 NOWHERE = Path("/no/such/folder")

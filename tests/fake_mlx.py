@@ -45,7 +45,7 @@ import json
 import numpy as np
 
 from mlx_lm.models import plamo2
-from plamo_study.oracle.forward import Oracle
+from llama_meter.oracle.forward import Oracle
 
 
 def load_model(model_path, lazy=False, strict=True, model_config=None):

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plamo_study.measure import checking, machine
-from plamo_study.models import header, synthetic
-from plamo_study.models.finding import blocking
-from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header, TensorRecord
-from plamo_study.models.registry import ModelSpec
+from llama_meter.measure import checking, machine
+from llama_meter.models import header, synthetic
+from llama_meter.models.finding import blocking
+from llama_meter.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header, TensorRecord
+from llama_meter.models.registry import ModelSpec
 
 SEED = 20261120
 LIMIT_S, LIMIT_BYTES = 5.0, 1 << 29

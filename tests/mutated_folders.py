@@ -21,8 +21,8 @@ import gguf
 import numpy as np
 import safetensors.numpy
 
-from plamo_study.errors import StudyError
-from plamo_study.models import check, convert, finding, hf_config, hf_names, tensors
+from llama_meter.errors import StudyError
+from llama_meter.models import check, convert, finding, hf, hf_config, tensors
 
 GIB = 1 << 30
 NUMBERS = ["-1", "0", "1", "3.5", "1e99", "NaN", "null", '"8"', "[]", "{}", str(1 << 31), str(1 << 63), "9" * 400]
@@ -126,7 +126,7 @@ def wrong(folder: Path, made: Path) -> str:
         return f"check: {blocking[0]}"
     spec = hf_config.read(folder).spec
     held = {name: value for path in folder.glob("*.safetensors") for name, value in load(path).items()}
-    rules = hf_names.rules(spec)
+    rules = hf.rules(spec)
     for tensor in gguf.GGUFReader(made).tensors:
         if not np.array_equal(tensor.data.ravel(), rules[tensor.name].to_gguf(held[rules[tensor.name].name]).ravel()):
             return f"tensor {tensor.name}"

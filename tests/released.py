@@ -13,10 +13,10 @@ import numpy as np
 from gguf import GGUFReader, TokenType, dequantize
 from safetensors import TensorSpec, serialize_file
 
-from plamo_study.models import hf, hf_config, hf_names, numbers, tensors, vocabulary
-from plamo_study.models.expected import read_spec
-from plamo_study.models.header import read
-from plamo_study.models.registry import ModelSpec
+from llama_meter.models import hf, hf_config, tensors, values as numbers, vocabulary
+from llama_meter.models.expected import read_spec
+from llama_meter.models.header import read
+from llama_meter.models.registry import ModelSpec
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # by PyTorch's names
 ARCHITECTURES = {arch: name for name, arch in reversed(hf_config.ARCHITECTURES.items())}
@@ -31,7 +31,7 @@ def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32"
     header, reader = read(gguf), GGUFReader(gguf)
     spec, _ = read_spec(header)
     assert spec
-    rules = hf_names.rules(spec)
+    rules = hf.rules(spec)
     folder.mkdir(parents=True)
     weight_map: dict[str, str] = {}
     for i in range(shards):

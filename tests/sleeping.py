@@ -3,8 +3,8 @@
 import os
 import time
 
-from plamo_study.measure.cells import Prefill
-from plamo_study.measure.rows import Measured
+from llama_meter.cells import Prefill
+from llama_meter.rows import Measured
 
 
 def prefill(cell, path, stage, *others):

@@ -9,7 +9,7 @@ import textwrap
 import nbformat
 import pytest
 
-from plamo_study import paths
+from llama_meter import paths
 
 pytestmark = pytest.mark.long
 
@@ -21,8 +21,8 @@ FILES = {
 
         from dataclasses import replace
 
-        from plamo_study.measure.cells import Counted, Prefill
-        from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
+        from llama_meter.cells import Counted, Prefill
+        from llama_meter.measure.plan import (DTYPE, MODELS, Plan, change, check_scale, with_gates)
 
 
         def halves(scale: str, gpu: bool = False) -> Plan:
@@ -36,8 +36,8 @@ FILES = {
     "workload.py": '''
         """What a cell of this study's own type does."""
 
-        from plamo_study.measure.cells import Counted
-        from plamo_study.measure.rows import Measured
+        from llama_meter.cells import Counted
+        from llama_meter.rows import Measured
 
 
         def run(cell, path, stage):
@@ -52,9 +52,9 @@ FILES = {
 
         from IPython.display import Markdown
 
-        from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
-        from plamo_study.measure.recording import Recording
-        from plamo_study.present import evidence
+        from plamo_study.stats.estimates import median_sample, paired_ratio, seconds_by_block
+        from plamo_study.read.recording import Recording
+        from plamo_study.show import evidence
 
 
         def finding(recording: Recording) -> Markdown:
@@ -75,12 +75,12 @@ TYPE = '''class Counted(AnyCell, frozen=True, kw_only=True, forbid_unknown_field
 
 
 '''
-TYPES = {  # in measure/cells.py, each before the line it names
+TYPES = {  # in cells.py, each before the line it names
     "Cell = (\n": TYPE,
     ")  # fmt: skip\nKINDS": "    | Counted\n",
 }
-NAMES = {")  # fmt: skip\n": '    "n_counted",\n'}  # in fields.py, at the end
-ENTRIES = {  # in studies/registry.py, each before the line it names
+NAMES = {")  # fmt: skip\n": '    "n_counted",\n'}  # in cells.py, at the end
+ENTRIES = {  # in plans/registry.py, each before the line it names
     "from plamo_study.studies.numeric_range ": "from plamo_study.studies.half_a_prompt import plan as half_a_prompt\n",
     "}\nSTUDIES": f'    "{NAME}": "what does half a prompt cost",\n',
     '    "00-gates"': f'    "{NAME}": Study(half_a_prompt.halves),\n',
@@ -108,7 +108,7 @@ def add(copy):
     folder.mkdir()
     for name, text in FILES.items():
         (folder / name).write_text(textwrap.dedent(text).lstrip())
-    registry, types, names = studies / "registry.py", studies.parent / "measure/cells.py", studies.parent / "fields.py"
+    registry, types, names = studies / "registry.py", studies.parent / "cells.py", studies.parent / "cells.py"
     for file, added in ((registry, ENTRIES), (types, TYPES), (names, NAMES)):
         text = file.read_text()
         for before, line in added.items():
@@ -119,7 +119,7 @@ def add(copy):
         nbformat.v4.new_markdown_cell("# What does half a prompt cost?"),
         nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell(
-            "from plamo_study.studies.collect import collect\n"
+            "from plamo_study.live.collect import collect\n"
             "from plamo_study.studies.half_a_prompt import show\n\n"
             f'show.finding(collect("{NAME}", source, scale))'
         ),

@@ -10,10 +10,10 @@ import nbformat
 import papermill
 import pytest
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.publish import parameters
-from plamo_study.studies import allowed, registry
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from plamo_study.plans import registry
+from plamo_study.run import parameters
 
 NOTEBOOKS = {name: paths.NOTEBOOKS / f"{name}.ipynb" for name in registry.NOTEBOOKS}
 REFUSED = {
@@ -35,9 +35,9 @@ def values(notebook):
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_checks_every_parameter_it_has_in_its_next_cell(name):
     declared = parameters.declared(NOTEBOOKS[name])
-    sweeps = {each for each, kind in declared.items() if each in allowed.VARIED and kind == "str"}
+    sweeps = {each for each, kind in declared.items() if each in parameters.VARIED and kind == "str"}
     own = declared.keys() - sweeps
-    assert {each: declared[each] for each in own} == {each: allowed.PARAMETERS[each].kind.__name__ for each in own}
+    assert {each: declared[each] for each in own} == {each: parameters.PARAMETERS[each].kind.__name__ for each in own}
     cells = nbformat.read(NOTEBOOKS[name], as_version=4).cells
     (place,) = [n for n, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
     asked = set()
@@ -54,15 +54,15 @@ def test_a_notebook_checks_every_parameter_it_has_in_its_next_cell(name):
 
 def test_every_parameter_that_is_known_belongs_to_a_notebook_and_refuses_something():
     declared = set().union(*(parameters.declared(notebook) for notebook in NOTEBOOKS.values()))
-    assert declared >= allowed.VARIED
-    declared -= allowed.VARIED - allowed.PARAMETERS.keys()
-    assert declared == allowed.PARAMETERS.keys() == REFUSED.keys()
+    assert declared >= parameters.VARIED
+    declared -= parameters.VARIED - parameters.PARAMETERS.keys()
+    assert declared == parameters.PARAMETERS.keys() == REFUSED.keys()
 
 
 def test_a_value_that_means_nothing_is_refused_and_named():
     for name, value in ((name, value) for name, bad in REFUSED.items() for value in bad):
         with pytest.raises(StudyError) as problem:
-            allowed.typed(**{name: value})
+            parameters.typed(**{name: value})
         assert f"{name} {value!r}" == problem.value.what
 
 
@@ -74,10 +74,10 @@ def test_a_value_that_means_nothing_is_refused_and_named():
     ],
 )  # fmt: skip
 def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(name, text, value):
-    room = {name: text, "check": allowed.check}
+    room = {name: text, "check": parameters.check}
     exec(f"check({name}={name})", room)
     assert (room[name], type(room[name])) == (value, type(value))
-    assert parameters.convert(name, text, allowed.PARAMETERS[name].kind.__name__) == value
+    assert parameters.convert(name, text, parameters.PARAMETERS[name].kind.__name__) == value
 
 
 @pytest.mark.case(15)
@@ -89,7 +89,7 @@ def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(n
     ],
 )  # fmt: skip
 def test_text_is_a_truth_or_a_number_where_it_can_be_one_and_else_stays_text(text, kind, value):
-    found = allowed.from_text(text, kind)
+    found = parameters.from_text(text, kind)
     assert (found, type(found)) == (value, type(value))
 
 

@@ -16,13 +16,12 @@ import psutil
 import pytest
 from test_cli import FEW, in_one_process
 
-from plamo_study import paths
-from plamo_study.cli.alone import LOCK, alone
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal
-from plamo_study.measure.journal import Journal
-from plamo_study.measure.rows import Row
-from plamo_study.models import fetch
+from llama_meter import journal, paths
+from llama_meter.errors import StudyError
+from llama_meter.journal import Journal
+from llama_meter.models import fetch
+from llama_meter.rows import Row
+from plamo_study.cli.guard import LOCK, alone
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 LONG_S = 60.0

@@ -6,11 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import claims, clustered, coverage, stats, usable
-from plamo_study.analysis.coverage import by_size
-from plamo_study.analysis.stats import Estimate
-from plamo_study.present import tables
-from plamo_study.present.tables import table
+from llama_meter import stats
+from llama_meter.stats import Estimate
+from plamo_study.read import usable
+from plamo_study.show import tables
+from plamo_study.show.tables import table
+from plamo_study.stats import clustered, coverage, estimates as claims
+from plamo_study.stats.coverage import by_size
 
 NAN = float("nan")
 

@@ -10,12 +10,13 @@ import nbformat
 import pytest
 from test_notebooks import shown
 
-from plamo_study import measurements, paths
-from plamo_study.measure import recording
-from plamo_study.measure.rows import Fact, Row
-from plamo_study.present import theme
-from plamo_study.studies import collect
-from plamo_study.studies.scheduling import simulations
+from llama_meter import paths
+from llama_meter.rows import Fact, Row
+from plamo_study import measurements
+from plamo_study.laws import simulations
+from plamo_study.live import collect
+from plamo_study.read import recording
+from plamo_study.show import theme
 
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",

@@ -18,10 +18,10 @@ from browsing import NARROW, WIDE, Visit, browser as browser
 from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.publish import runs
+from llama_meter import paths
+from llama_meter.errors import StudyError
 from plamo_study.publish.articles import publish
+from plamo_study.run import runs
 
 NOTEBOOKS = paths.ROOT / "tests/notebooks"
 RENDERERS = {

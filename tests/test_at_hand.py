@@ -7,14 +7,16 @@ import foreign_models
 import msgspec
 import pytest
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, plan, recording, runner
-from plamo_study.measure.asked import sweep
-from plamo_study.measure.cells import Decode, Prefill
-from plamo_study.models import given, recipes, registry
-from plamo_study.studies import at_hand, registry as studies
-from plamo_study.studies.your_machine.plan import first_round, your_machine
+from llama_meter import journal, paths
+from llama_meter.cells import Decode, Prefill
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan, runner
+from llama_meter.measure.asked import sweep
+from llama_meter.models import given, recipes, registry
+from plamo_study.live import at_hand
+from plamo_study.plans import registry as studies
+from plamo_study.plans.your_machine import first_round, your_machine
+from plamo_study.read import frame, recording
 
 HYBRID, ATTENTION = plan.MODELS
 

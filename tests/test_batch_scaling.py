@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import kernels
-from plamo_study.studies.batch_scaling import analysis as study, builds
+from plamo_study.arithmetic import kernels
+from plamo_study.laws import passes, passes as study
 
 SEQUENCES = (*range(1, 17), 24, 32)
 USUAL = {
@@ -14,7 +14,7 @@ USUAL = {
 }  # fmt: skip
 
 
-def made_up(seconds, model=builds.HYBRID, build="stock", blocks=5, noise=0.01, seed=7, **changes):
+def made_up(seconds, model=passes.HYBRID, build="stock", blocks=5, noise=0.01, seed=7, **changes):
     """Decode rows whose steps take `seconds(n_seq)`, times a factor of the block and a little noise."""
     rng = np.random.default_rng(seed)
     base = USUAL | {"workload": "decode", "policy": "shared", "model": model, "build": build, "engine": build}

@@ -6,18 +6,14 @@ import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID
 
-from plamo_study.measure import frame, journal, plan, runner
+from llama_meter import journal
+from llama_meter.measure import plan, runner
+from llama_meter.workloads import answers as workload
+from plamo_study.laws import batching_tests as law_check
+from plamo_study.laws.batching import CORRECT, Engine, micro_batches, packed, replay, smallest_abort
 from plamo_study.measurements import answers, recording
-from plamo_study.studies.batching_law import analysis as law_check, grid, plan as law_plan, workload
-from plamo_study.studies.batching_law.law import (
-    CORRECT,
-    Engine,
-    micro_batches,
-    packed,
-    replay,
-    smallest_abort,
-)
-from plamo_study.studies.serving import metrics
+from plamo_study.plans import batching_law, batching_law as law_plan
+from plamo_study.read import frame, serving
 
 
 def steps(slots, n=2):
@@ -75,11 +71,11 @@ def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
 @pytest.mark.long
 def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_the_law_says(tmp_path):
     """The map's smallest abort comes in the second call; slots that left before it are asked too."""
-    tests = tuple(grid.three_tests(test, model) for test in grid.TESTS for model in (HYBRID, ATTENTION))
+    tests = tuple(batching_law.three_tests(test, model) for test in batching_law.TESTS for model in (HYBRID, ATTENTION))
     first = tuple(((seq, 16),) for seq in range(4))
     wrong_then_abort = (*first, ((1, 1), (2, 1)), ((3, 1),), ((0, 0),), ((2, 1), (3, 1)))
     aborting = tuple(
-        plan.change(grid.three_tests("identity", HYBRID), calls=calls, n_tokens=32, question="")
+        plan.change(batching_law.three_tests("identity", HYBRID), calls=calls, n_tokens=32, question="")
         for calls in (wrong_then_abort, (*first, ((2, 1), (3, 1))), (((0, 16), (1, 16)), ((2, 1), (3, 1))))
     )
     anchor = plan.change(tests[0], workload="decode", n_seq=1, depth=16, n_gen=4)
@@ -89,7 +85,7 @@ def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_t
     every = frame.frame(rows, known)
     errors = law_check.three_tests(every)
     hybrid, attention = (errors[errors["model"] == model] for model in (HYBRID, ATTENTION))
-    assert len(hybrid) == len(attention) == len(grid.TESTS)
+    assert len(hybrid) == len(attention) == len(batching_law.TESTS)
     assert (hybrid["error"] > hybrid["limit"]).all()  # 0.08 to 1: trained weights forget
     assert (attention["error"] <= attention["limit"]).all()
     table = law_check.checked(every, known)
@@ -116,7 +112,7 @@ def test_each_prompt_is_asked_beside_other_neighbours_and_at_another_place_in_ev
 def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other():
     asked = law_plan.answers("mini").cells[0]
     small = plan.change(asked, n_requests=4, n_prompt=24, n_gen=8, lengths="drawn")
-    where = "plamo_study.studies.batching_law.workload"
+    where = "llama_meter.workloads.answers"
     mixed, own = (measured(plan.change(small, model=m), workload=where, right=False) for m in (HYBRID, ATTENTION))
     assert (mixed.valid, own.valid) == (False, True)
     assert min(mixed.series["error"]) > 0.1 > 1e-3 > max(own.series["error"])
@@ -134,5 +130,5 @@ def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
     row = rows[(rows.workload == "answers") & rows.verdict.eq("valid")].iloc[0]
     for gap, answer in ((0.1, "near-tie"), (0.3, "changed")):
         planted = row.series | {"differs": [3.0, *row.series["differs"][1:]], "gap": [gap, *row.series["gap"][1:]]}
-        one = metrics.answers(rows.loc[[row.name]].assign(series=[planted]))
+        one = serving.answers(rows.loc[[row.name]].assign(series=[planted]))
         assert one.answer.iloc[0] == answer

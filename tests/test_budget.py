@@ -2,8 +2,9 @@
 
 import pytest
 
-from plamo_study.measure.asked import NOTHING
-from plamo_study.studies import budget, registry
+from llama_meter.measure.asked import NOTHING
+from plamo_study.live import budget
+from plamo_study.plans import registry
 
 NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
 

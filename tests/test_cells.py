@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from conftest import mini
 
-from plamo_study.errors import StudyError
-from plamo_study.fields import ORDER
-from plamo_study.measure import cells, plan
-from plamo_study.measure.cells import KINDS, Decode, Prefill, Scan, canonical, columns
-from plamo_study.measure.rows import row_key
+from llama_meter import cells
+from llama_meter.cells import KINDS, ORDER, Decode, Prefill, Scan, canonical, columns
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan
+from llama_meter.rows import row_key
 
 
 def test_every_name_stands_in_the_order_and_means_one_default():

@@ -17,17 +17,17 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from hostile import Parts, opening, record, take_apart, tensor
 
-from plamo_study.errors import StudyError
-from plamo_study.measure import bench, checking, quantizing
-from plamo_study.measure.checking import check
-from plamo_study.measure.process import Outcome
-from plamo_study.measure.rows import Failure, Measured
-from plamo_study.models import finite, header, registry, synthetic
-from plamo_study.models.finding import Finding, blocking
-from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, HeaderError
-from plamo_study.models.recipes import Recipe
-from plamo_study.models.repair import repair
-from plamo_study.models.tensor_check import ssm_out_findings
+from llama_meter.errors import StudyError
+from llama_meter.measure import bench, checking, quantizing
+from llama_meter.measure.checking import check
+from llama_meter.measure.process import Outcome
+from llama_meter.models import check as finite, header, registry, synthetic
+from llama_meter.models.finding import Finding, blocking
+from llama_meter.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, HeaderError
+from llama_meter.models.recipes import Recipe
+from llama_meter.models.repair import repair
+from llama_meter.models.tensor_check import ssm_out_findings
+from llama_meter.rows import Failure, Measured
 
 Change = Callable[[Parts], None]
 LIMITS = {"F16": "65,504", "Q8_0": "8,319,008"}  # of what ssm_out may be given on this processor, by its type

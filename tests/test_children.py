@@ -15,15 +15,16 @@ from conftest import HYBRID, mini, mini_file
 from crosscheck import ceilings as side_by_side, llama_bench
 from misbehaving import as_llama_server
 
-from plamo_study import children
-from plamo_study.engine import builds, note
-from plamo_study.errors import StudyError
-from plamo_study.measure import concurrency, plan, quantizing, server
-from plamo_study.measure.cells import Replicas, Shipment
-from plamo_study.measure.process import work
-from plamo_study.measure.server import Setup
-from plamo_study.measure.worker import Job
-from plamo_study.models.recipes import Recipe
+from llama_meter import children
+from llama_meter.cells import Replicas, Shipment
+from llama_meter.engine import builds, note
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan, quantizing
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models.recipes import Recipe
+from llama_meter.serve import concurrency, server
+from llama_meter.serve.server import Setup
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
@@ -52,12 +53,12 @@ def hostile(tmp_path, monkeypatch):
 
 def replicas(_):
     cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=4, n_processes=2)
-    return ended(cell, "plamo_study.studies.replicas.workload")
+    return ended(cell, "llama_meter.workloads.replicas")
 
 
 def shipment(_):
     cell = Shipment(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=2, flash_attn="on")
-    return ended(cell, "plamo_study.studies.disaggregation.service")
+    return ended(cell, "llama_meter.workloads.service")
 
 
 def ended(cell, workload=""):
@@ -115,7 +116,7 @@ def test_no_python_takes_modules_from_the_folder_one_stands_in(what, hostile, tm
 
 
 def test_the_trap_of_these_tests_works(hostile):
-    assert subprocess.run([sys.executable, "-m", "plamo_study.measure.worker"], check=False).returncode == 77
+    assert subprocess.run([sys.executable, "-m", "llama_meter.measure.worker"], check=False).returncode == 77
     assert list(hostile.iterdir())
 
 
@@ -176,8 +177,8 @@ PASSED_ON = {
 }
 TELLS = """
 import os
-from plamo_study.measure.cells import Decode
-from plamo_study.measure.rows import Measured
+from llama_meter.cells import Decode
+from llama_meter.rows import Measured
 
 RUNS = {Decode: lambda cell, path, stage: Measured(facts=dict(os.environ))}
 """
@@ -261,17 +262,17 @@ def all_end(parent, found):
 
 STOPPED = {
     "a worker": (
-        "import sys; from pathlib import Path; from plamo_study.measure.process import work\n"
-        "from plamo_study.measure.worker import Job; from plamo_study.measure.cells import Decode\n"
+        "import sys; from pathlib import Path; from llama_meter.measure.process import work\n"
+        "from llama_meter.measure.worker import Job; from llama_meter.cells import Decode\n"
         "work(Job(cell=Decode(depth=16, n_gen=100_000), path=sys.argv[1]), 60.0)"
     ),
     "a quantizer": (
-        "import sys; from pathlib import Path; from plamo_study.measure import quantizing\n"
+        "import sys; from pathlib import Path; from llama_meter.measure import quantizing\n"
         "text = Path(sys.argv[2]) / 'text'; text.write_text('words and words ' * 100_000)\n"
         "quantizing.compute_imatrix(Path(sys.argv[1]), text, text.with_name('out'))"
     ),
     "a server": (
-        "import sys; from pathlib import Path; from plamo_study.measure import server\n"
+        "import sys; from pathlib import Path; from llama_meter.serve import server\n"
         "setup = server.Setup('llama-server', Path(sys.argv[1]), binary=Path(sys.argv[2]) / 'llama-server')\n"
         "with server.started(setup) as s: s.process.wait()"
     ),
@@ -290,10 +291,10 @@ def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, tmp_pat
 def test_what_a_stopped_worker_started_ends_with_its_killed_runner(tmp_path):
     """Two processes of one cell, each with a group of its own: the second's parent is the stopped one."""
     script = (
-        "import sys; from plamo_study.measure.process import work; from plamo_study.measure.worker import Job\n"
-        "from plamo_study.measure.cells import Shipment\n"
+        "import sys; from llama_meter.measure.process import work; from llama_meter.measure.worker import Job\n"
+        "from llama_meter.cells import Shipment\n"
         f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
-        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.disaggregation.service')"
+        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='llama_meter.workloads.service')"
     )
     runner, found = family_of(script, mini_file(), of=2)
     for each in found:
@@ -306,7 +307,7 @@ def test_processes_that_execute_notebooks_end_with_the_command(tmp_path):
     for name in ("one", "two"):
         nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=KERNEL), tmp_path / f"{name}.ipynb")
     script = (
-        "import sys; from pathlib import Path; from plamo_study.publish import runs\n"
+        "import sys; from pathlib import Path; from plamo_study.run import runs\n"
         "folder = Path(sys.argv[1])\n"
         "jobs = [(folder / f'{name}.ipynb', {}, '') for name in ('one', 'two')]\n"
         "list(runs.side_by_side(jobs, folder / 'out', 2))"

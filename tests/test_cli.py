@@ -15,14 +15,14 @@ import released
 from conftest import mini_file
 from hub import files_of, serve
 
-from plamo_study import paths
-from plamo_study.measure import journal, plan
-from plamo_study.models import registry
+from llama_meter import journal, paths
+from llama_meter.measure import plan
+from llama_meter.models import registry
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """
 from dataclasses import replace
-from plamo_study.measure import runner
+from llama_meter.measure import runner
 runner.MOST_BLOCKS, runner._Sweep._repeats = 2, lambda sweep: []
 whole, one = runner._Sweep.__init__, "plamo-2-1b"
 def needed(sweep, plan, *others):
@@ -292,7 +292,7 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    small = "from plamo_study.studies.batching_law import grid\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
+    small = "from plamo_study.plans import batching_law\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
     code = f"{small}import sys; sys.path.insert(0, {tool('law')[1].removesuffix('law.py')!r})\n"
     code += "import law, typer\nlaw.PROMPT = 16\nlaw.guarded(lambda: typer.run(law.law))"
     asked = ("--seed", "3", "--n", "1", "--n-batch", "512")

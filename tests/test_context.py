@@ -9,26 +9,22 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study import paths
-from plamo_study.analysis import growth
-from plamo_study.engine import filling, library
-from plamo_study.engine.session import EngineError, Session, SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, plan, runner
-from plamo_study.measure.asked import sweep
-from plamo_study.measure.cells import FEW, LADDER, WALK, WHOLE_WINDOW
-from plamo_study.measure.files import model_fact
-from plamo_study.models import given
-from plamo_study.oracle.compare import relative_error
-from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.context import (
-    analysis as context,
-    drift,
-    memory as context_memory,
-    plan as plan_context,
-    prediction as context_prediction,
-    workload as depth,
-)
+from llama_meter import journal, paths
+from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW
+from llama_meter.engine import filling, library
+from llama_meter.engine.session import EngineError, Session, SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan, runner
+from llama_meter.measure.asked import sweep
+from llama_meter.measure.files import model_fact
+from llama_meter.models import given
+from llama_meter.oracle.compare import relative_error
+from llama_meter.oracle.forward import Oracle
+from llama_meter.workloads import context as depth, drift
+from plamo_study.laws import context, memory as context_memory, prediction as context_prediction
+from plamo_study.plans import context as plan_context
+from plamo_study.read import frame
+from plamo_study.stats import growth
 
 PART = 32
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)

@@ -20,10 +20,10 @@ import safetensors.numpy
 from built import measured
 from conftest import ATTENTION, HYBRID, mini
 
-from plamo_study.engine.ggml import ggml
-from plamo_study.errors import StudyError
-from plamo_study.models import convert, hf, hf_config, hf_names, numbers, registry, synthetic, tensors
-from plamo_study.models.registry import ModelSpec
+from llama_meter.engine.ggml import ggml
+from llama_meter.errors import StudyError
+from llama_meter.models import convert, hf, hf_config, registry, synthetic, tensors, values as numbers
+from llama_meter.models.registry import ModelSpec
 
 MODELS = (HYBRID, ATTENTION)
 NORM, EMBEDDINGS, LAYER = "model.norm.weight", "model.embed_tokens.weight", "model.layers.layers.0."
@@ -154,7 +154,7 @@ def test_names_are_those_of_llama_cpp(name):
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[spec.arch.upper()], spec.layers)
     renamed = {f".{x}_norm_weight": f".{x}_norm.weight" for x in ("dt", "B", "C")}  # as conversion/plamo.py does
     renamed |= {".q_weight": ".q.weight", ".k_weight": ".k.weight", ".dt_bias": ".dt_proj.bias"}
-    for ours, rule in hf_names.rules(spec).items():
+    for ours, rule in hf.rules(spec).items():
         theirs = rule.name
         for end, new in renamed.items():
             theirs = theirs.removesuffix(end) + new if theirs.endswith(end) else theirs
@@ -498,8 +498,8 @@ def test_every_mutated_folder_is_converted_rightly_or_refused_within_1_gib(seed,
 SHORT = """
 import resource, sys
 from pathlib import Path
-from plamo_study.errors import StudyError
-from plamo_study.models import hf
+from llama_meter.errors import StudyError
+from llama_meter.models import hf
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))  # that the process may map
 try:
     hf.stored_tensors(Path(sys.argv[1]))

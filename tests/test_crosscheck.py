@@ -11,10 +11,10 @@ import pytest
 from conftest import mini, mini_file
 from crosscheck import ceilings as beside, llama_bench as crosscheck, perplexity
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.measure import plan, result_file
-from plamo_study.studies.roofline import side_by_side
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan, result_file
+from plamo_study.laws import side_by_side
 
 SCRIPT = """#!{python}
 import json, os, sys

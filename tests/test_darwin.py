@@ -17,34 +17,37 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
-from plamo_study import measurements, paths
+from llama_meter import journal, paths
+from llama_meter.cells import Gate, Replicas
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
+from llama_meter.journal import LOCAL, REFERENCE, journal_path
+from llama_meter.measure import bench, durations, machine, plan, runner, watch
+from llama_meter.measure.process import work
+from llama_meter.measure.quantizing import quantize
+from llama_meter.measure.worker import Job
+from llama_meter.models import given, recipes
+from llama_meter.rows import Conditions, Evidence, Row
+from llama_meter.serve import server
+from llama_meter.serve.server import Setup
+from llama_meter.workloads import replica
+from plamo_study import measurements
 from plamo_study.cli import report
-from plamo_study.engine import builds
-from plamo_study.errors import StudyError
-from plamo_study.measure import bench, durations, journal, machine, plan, runner, server, watch
-from plamo_study.measure.cells import Gate, Replicas
-from plamo_study.measure.journal import LOCAL, REFERENCE, journal_path
-from plamo_study.measure.process import work
-from plamo_study.measure.quantizing import quantize
-from plamo_study.measure.recording import DEVICES, of_device, read
-from plamo_study.measure.rows import Conditions, Evidence, Row
-from plamo_study.measure.server import Setup
-from plamo_study.measure.worker import Job
-from plamo_study.models import given, recipes
-from plamo_study.present import evidence, processors
-from plamo_study.studies import collect, live
-from plamo_study.studies.hybrids.plan import hybrids
-from plamo_study.studies.machines import analysis as machines
-from plamo_study.studies.quantization import plan as quantization
-from plamo_study.studies.replicas import measures as replicas, replica
-from plamo_study.studies.your_machine.plan import your_machine
+from plamo_study.laws import machines
+from plamo_study.live import collect, live
+from plamo_study.plans import quantization
+from plamo_study.plans.hybrids import hybrids
+from plamo_study.plans.your_machine import your_machine
+from plamo_study.read import processors, replicas
+from plamo_study.read.recording import DEVICES, of_device, read
+from plamo_study.show import evidence
 
 pytestmark = pytest.mark.timeout(100)
 
 
 def child(code):
     """What a Python process started from here prints of the machine module."""
-    told = f"import os\nfrom plamo_study.measure import machine\nprint({code})"
+    told = f"import os\nfrom llama_meter.measure import machine\nprint({code})"
     return subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -268,7 +271,7 @@ def measured(cell, **how):
 
 def test_an_abort_starts_no_crash_report_and_what_cannot_be_cold_is_no_cold_row(mac):
     """The system reports who ends by a signal. An exit code tells as much."""
-    code = "import os\nfrom plamo_study.measure import machine\nmachine.report_no_abort()\nos.abort()"
+    code = "import os\nfrom llama_meter.measure import machine\nmachine.report_no_abort()\nos.abort()"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode > 0
     found = measured(mini("prefill", n_prompt=512, n_seq=6, policy="packed"))
     assert (found.status, found.failure.signal, found.failure.exit_code) == ("abort", "SIGABRT", None)
@@ -281,7 +284,7 @@ def test_an_abort_starts_no_crash_report_and_what_cannot_be_cold_is_no_cold_row(
 
 def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_processes=2, n_seq=1, n_prompt=16, n_gen=4, n_threads=2)
-    outcome = measured(cell, workload="plamo_study.studies.replicas.workload")
+    outcome = measured(cell, workload="llama_meter.workloads.replicas")
     assert outcome.status == "ok", outcome.failure
     found = outcome.measured
     assert found.valid, found.checks

@@ -10,12 +10,14 @@ import pytest
 from conftest import mini, mini_file
 from misbehaving import as_llama_server
 
-from plamo_study.measure import journal, packing, process, runner, server, watch
-from plamo_study.measure.cells import Decode, MatMul, Prefill, Read, Replicas, Service, Serving, Shipment
-from plamo_study.measure.plan import Plan, change
-from plamo_study.measure.worker import Job
-from plamo_study.studies import collect
-from plamo_study.studies.registry import STUDIES
+from llama_meter import journal, packs
+from llama_meter.cells import Decode, MatMul, Prefill, Read, Replicas, Service, Serving, Shipment
+from llama_meter.measure import process, runner, watch
+from llama_meter.measure.plan import Plan, change
+from llama_meter.measure.worker import Job
+from llama_meter.serve import server
+from plamo_study.live import collect
+from plamo_study.plans.registry import STUDIES
 
 pytestmark = pytest.mark.timeout(300)
 LIMIT_S = 60.0  # of a cell
@@ -76,7 +78,7 @@ def test_a_study_of_several_processes_ends_with_a_right_row_for_every_cell(study
         assert row.conditions.timed.waited_ns is None, "nothing counts it there"
         assert row.key not in watch.causes([row]) or watch.causes([row])[row.key] == watch.OTHERS
     records = {path.stem: journal.read(path)}
-    made = packing.packed(found[0].machine, records, STUDIES)
+    made = packs.packed(found[0].machine, records, STUDIES)
     assert (made.rows, made.left_out) == (len(found), {}), "what a Mac measures can be packed"
 
 
@@ -129,7 +131,7 @@ def test_a_worker_that_never_answers_is_a_hang_at_its_limit_and_one_that_was_sto
 STOPPING = """
 import os, signal, sys, time, psutil
 own = psutil.Process(int(sys.argv[1]))
-while not (found := [each for each in own.children() if "plamo_study.measure.worker" in each.cmdline()]):
+while not (found := [each for each in own.children() if "llama_meter.measure.worker" in each.cmdline()]):
     time.sleep(0.01)
 os.kill(found[0].pid, signal.SIGSTOP)
 """

@@ -16,19 +16,23 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from test_runner import sweeping
 
-from plamo_study.engine.session import Session
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, runner
-from plamo_study.measure.cells import Service, Shipment
-from plamo_study.measure.plan import Plan
-from plamo_study.measure.rows import Row
-from plamo_study.models import registry
-from plamo_study.oracle.compare import agreement
-from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.disaggregation import measures, plan, requests, sender as shipping, shipment, sizes, wire
-from plamo_study.studies.disaggregation.wire import Reply, State
+from llama_meter import journal
+from llama_meter.cells import Service, Shipment
+from llama_meter.engine.session import Session
+from llama_meter.errors import StudyError
+from llama_meter.measure import runner
+from llama_meter.measure.plan import Plan
+from llama_meter.models import registry
+from llama_meter.oracle.compare import agreement
+from llama_meter.oracle.forward import Oracle
+from llama_meter.rows import Row
+from llama_meter.workloads import sender, sender as shipping, shipment, wire
+from llama_meter.workloads.wire import Reply, State
+from plamo_study.arithmetic import states
+from plamo_study.plans import disaggregation
+from plamo_study.read import handing_over
 
-WORKLOAD = plan.disaggregation("mini").workload
+WORKLOAD = disaggregation.disaggregation("mini").workload
 MODELS = (HYBRID, ATTENTION)
 PAST_WINDOW = 600  # tokens; the mini's window is 256
 
@@ -54,9 +58,9 @@ def run(cell):
 def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
     measured = run(cell)
     assert (measured.checks["identical"], measured.checks["second_path_error"]) == (1.0, 0.0)
-    assert [len(sample) for sample in measured.samples_ns] == [len(measures.PHASES)] * cell.repetitions
+    assert [len(sample) for sample in measured.samples_ns] == [len(handing_over.PHASES)] * cell.repetitions
     shape = vars(registry.spec(cell.model, "mini"))
-    assert measured.n_bytes == sizes.size(shape, cell.n_prompt, cell.type_k, cell.type_v).total
+    assert measured.n_bytes == states.size(shape, cell.n_prompt, cell.type_k, cell.type_v).total
 
 
 @pytest.mark.parametrize(("model", "mode"), [(HYBRID, "shared"), (HYBRID, "split"), (ATTENTION, "split")])
@@ -65,7 +69,7 @@ def test_every_request_gets_the_answer_that_it_gets_alone(model, mode):
                    per_second=100.0, mode=mode, flash_attn="on")  # fmt: skip
     measured = run(cell)
     assert [request.id for request in measured.requests] == [str(n) for n in range(7)]
-    assert [request.arrived_ns for request in measured.requests] == requests.arrivals(cell)
+    assert [request.arrived_ns for request in measured.requests] == sender.arrivals(cell)
     for request in measured.requests:
         assert len(request.token_ns) == 6
         assert [request.arrived_ns, *request.token_ns] == sorted([request.arrived_ns, *request.token_ns])
@@ -80,7 +84,7 @@ def side(request):
     cell = shipped(request.param)
     with (
         shipment.receiving(cell, mini_file(cell.model)) as receiver,
-        Session(mini_file(cell.model), requests.sending(cell)) as sender,
+        Session(mini_file(cell.model), shipping.sending(cell)) as sender,
     ):
         prompt = receiver.tokens[0]
         token = int(sender.prefill({0: prompt})[0][-1].argmax())
@@ -223,13 +227,13 @@ def test_after_all_of_this_a_good_state_is_taken_and_goes_on_as_the_prompt_read_
     assert agreement(session.prefill({0: prompt[:24]}, every=True)[0], oracle, 1e-2).ok
     session.clear()
     session.prefill({0: prompt})
-    expected = requests.greedy(session, told.token, 2)
+    expected = sender.greedy(session, told.token, 2)
     session.clear()
     with wired(lambda peer: wire.offer(peer, told, data)) as peer:
         receiver.received(peer)
         wire.send(peer, Reply())
     assert session.held(0) == told.n_tokens
-    assert requests.greedy(session, told.token, 2).tobytes() == expected.tobytes()
+    assert sender.greedy(session, told.token, 2).tobytes() == expected.tobytes()
 
 
 def test_a_limited_sender_is_never_faster_than_its_link():
@@ -313,4 +317,4 @@ def test_a_sender_that_dies_is_named_and_nobody_waits_for_it():
 
 def test_the_other_half_of_a_cell_is_waited_for_as_long_as_the_cell_may_take():
     """Reading 2,048 tokens at full size takes more than a minute on a slow machine, and nothing is said meanwhile."""
-    assert max(plan.disaggregation(scale).time_limit_s for scale in plan.LENGTHS) <= wire.OWN_S
+    assert max(disaggregation.disaggregation(scale).time_limit_s for scale in disaggregation.LENGTHS) <= wire.OWN_S

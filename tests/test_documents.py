@@ -9,18 +9,18 @@ import papermill
 import pytest
 from documents import headlines, parts, upstream
 
-from plamo_study import paths
-from plamo_study.engine import builds as engines
-from plamo_study.errors import StudyError
-from plamo_study.measure.cells import ORDER
-from plamo_study.measure.concurrency import Served
-from plamo_study.measure.recording import added
-from plamo_study.measure.rows import Request, Row
-from plamo_study.present import collected
-from plamo_study.present.tables import FAR
-from plamo_study.publish import runs
-from plamo_study.studies.batching_law import analysis as batching_law
-from plamo_study.studies.collect import collect
+from llama_meter import paths
+from llama_meter.cells import ORDER
+from llama_meter.engine import builds as engines
+from llama_meter.errors import StudyError
+from llama_meter.rows import Request, Row
+from llama_meter.serve.concurrency import Served
+from plamo_study.laws import batching_tests as batching_law
+from plamo_study.live.collect import collect
+from plamo_study.read.recording import added
+from plamo_study.run import runs
+from plamo_study.show import collected
+from plamo_study.show.tables import FAR
 
 UPSTREAM = paths.DATA / "upstream"
 REPORTS = (

@@ -16,14 +16,14 @@ import pytest
 from conftest import mini_file
 from test_cli import in_one_process
 
-from plamo_study import foreign, paths
+from llama_meter import disk, packs, paths
+from llama_meter.errors import StudyError
+from llama_meter.measure import result_file
+from llama_meter.models import recipes
+from llama_meter.models.finding import Finding
+from llama_meter.rows import Row
 from plamo_study.cli import report_models, rows as cli_rows, terminal
 from plamo_study.cli.terminal import Grid, Terminal
-from plamo_study.errors import StudyError
-from plamo_study.measure import packing, result_file
-from plamo_study.measure.rows import Row
-from plamo_study.models import recipes
-from plamo_study.models.finding import Finding
 
 DRAFT = "plamo-2-draft"
 MODEL = str(mini_file())
@@ -327,8 +327,8 @@ def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch
 
 
 def test_control_characters_are_shown():
-    assert foreign.plain("\x1b]0;o\x07 \x9b3m \u202ee a\rb \udc80") == "\\x1b]0;o\\x07 \\x9b3m \\x202ee a\\x0db \\xdc80"
-    assert foreign.plain(fine := "a line\n\tand 日本語\u3000の行") == fine
+    assert disk.plain("\x1b]0;o\x07 \x9b3m \u202ee a\rb \udc80") == "\\x1b]0;o\\x07 \\x9b3m \\x202ee a\\x0db \\xdc80"
+    assert disk.plain(fine := "a line\n\tand 日本語\u3000の行") == fine
 
 
 def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatch, capsys):
@@ -360,7 +360,7 @@ def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, monk
     report_models.findings(Path("own.gguf"), [Finding("blocking", "cut-short", "is cut short", "fetch it again")])
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= width
-    words = {machine for _, machine, _, _ in packing.machines()} | {"post_attention_norm", "1,048,576", "cut-short"}
+    words = {machine for _, machine, _, _ in packs.machines()} | {"post_attention_norm", "1,048,576", "cut-short"}
     assert words <= set(said.replace("│", " ").split())
 
 
@@ -431,9 +431,9 @@ def test_a_reader_that_stops_reading_and_a_full_output_are_no_traceback():
 @pytest.mark.case(11)
 def test_the_beginning_of_an_id_names_its_machine_where_no_other_begins_so(monkeypatch):
     known = ["aaaa000000000001", "aaaa000000000002", "bbbb000000000001"]
-    monkeypatch.setattr(packing, "machines", lambda: [("others", machine, {}, []) for machine in known])
-    assert packing.identified("bbbb") == known[2]
-    assert packing.identified(known[0]) == known[0]
+    monkeypatch.setattr(packs, "machines", lambda: [("others", machine, {}, []) for machine in known])
+    assert packs.identified("bbbb") == known[2]
+    assert packs.identified(known[0]) == known[0]
     for start, said in (("aaaa", "or aaaa000000000002"), ("bb", "no machine's id"), ("../b", "no machine's id")):
         with pytest.raises(StudyError, match=said):
-            packing.identified(start)
+            packs.identified(start)

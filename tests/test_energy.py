@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import energy as analysis
-from plamo_study.measure import energy, machine, watch, workloads
-from plamo_study.measure.cells import Idle
-from plamo_study.measure.recording import read
-from plamo_study.measure.rows import Evidence
-from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
+from llama_meter.cells import Idle
+from llama_meter.measure import energy, machine, watch
+from llama_meter.rows import Evidence
+from llama_meter.workloads import phases
+from plamo_study.arithmetic import energy as analysis
+from plamo_study.plans.phase_asymmetry import phase_asymmetry
+from plamo_study.read.recording import read
 
 
 @pytest.fixture(autouse=True)
@@ -138,9 +139,9 @@ def test_what_is_timed_counts_its_joules_and_parts_add_up(powercap, monkeypatch)
     def burn(seconds):
         powercap.write_text(str(int(powercap.read_text()) + round(50e6 * seconds)))
 
-    monkeypatch.setattr(workloads.time, "sleep", burn)
+    monkeypatch.setattr(phases.time, "sleep", burn)
     for _ in range(2):
-        measured = workloads.run(Idle(seconds=1), None, 0, lambda stage: None)
+        measured = phases.run(Idle(seconds=1), None, 0, lambda stage: None)
         burn(7)
     assert measured.samples_ns == [[10**9]]
     found = watch.collected()

@@ -21,12 +21,13 @@ from darwin import GPU_LOG
 from test_runner import small_plan
 from typer.testing import CliRunner
 
-from plamo_study import paths
+from llama_meter import journal, paths
+from llama_meter.engine import builds as engines, library, note
+from llama_meter.errors import StudyError
+from llama_meter.measure import defects, runner
+from llama_meter.models import casts
 from plamo_study.cli import main as cli, options
-from plamo_study.engine import builds as engines, library, note
-from plamo_study.errors import StudyError
-from plamo_study.measure import defects, frame, journal, runner
-from plamo_study.models import casts
+from plamo_study.read import frame
 
 CBLAS = """
 #include <cstdint>
@@ -42,7 +43,7 @@ static void cblas_sgemm(CBLAS_ORDER, CBLAS_TRANSPOSE, CBLAS_TRANSPOSE, int m, in
 """
 BESIDE_BLAS = """
 import sys
-from plamo_study.engine import ggml, kernels
+from llama_meter.engine import ggml, kernels
 def taken(dtype, columns, packed=True):
     return kernels.matmul_times(dtype, (256, 256, columns), 2, False, 1, packed)[1]
 before = {dtype: taken(dtype, 64) for dtype in ggml.TYPES}
@@ -111,8 +112,8 @@ def test_graph_splits_are_read_from_the_line_that_the_sources_print(sources, mon
 SPLITS = """
 import sys
 from conftest import mini_file
-from plamo_study.engine import library
-from plamo_study.engine.session import Session, SessionConfig
+from llama_meter.engine import library
+from llama_meter.engine.session import Session, SessionConfig
 library.capture_log([])
 with Session(mini_file(sys.argv[1]), SessionConfig(n_ctx_seq=128, n_gpu_layers=int(sys.argv[2]))):
     print(*library.splits())

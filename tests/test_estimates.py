@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import stats
-from plamo_study.analysis.estimates import compare, estimate
-from plamo_study.errors import StudyError
+from llama_meter import stats
+from llama_meter.errors import StudyError
 from plamo_study.measurements import measurements, recording
-from plamo_study.present import charts, theme
-from plamo_study.present.findings import question, questions
+from plamo_study.show import charts, theme
+from plamo_study.show.findings import question, questions
+from plamo_study.stats.estimates import compare, estimate
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ import pytest
 from hub import Refusal, files_of, serve
 from huggingface_hub import constants, file_download
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.measure import plan
-from plamo_study.models import fetch as fetching, inventory, registry, snapshots, synthetic, transfer
-from plamo_study.models.fetch import fetch
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan
+from llama_meter.models import fetch as fetching, inventory, registry, snapshots, synthetic, transfer
+from llama_meter.models.fetch import fetch
 
 MODEL, WEIGHTS = "plamo-2-1b", "model.safetensors"
 TOKEN = "hf_planted000000000000000000000000secret"
@@ -62,7 +62,7 @@ def look(event, args):
     if event == "socket.connect": seen.add(str(args[1][0]) if isinstance(args[1], tuple) else "unix")
     if event in ("socket.getaddrinfo", "socket.gethostbyname"): seen.add(str(args[0]))
 sys.addaudithook(look)
-from plamo_study.models.fetch import fetch
+from llama_meter.models.fetch import fetch
 print(fetch("plamo-2-1b"))
 print(json.dumps(sorted(seen)))
 """

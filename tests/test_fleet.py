@@ -16,11 +16,10 @@ import msgspec
 import psutil
 import pytest
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.foreign import plain
-from plamo_study.measure import journal
-from plamo_study.studies import fleet, fleet_host
+from llama_meter import journal, paths
+from llama_meter.disk import plain
+from llama_meter.errors import StudyError
+from plamo_study.run import fleet, fleet_host
 
 pytestmark = pytest.mark.timeout(600)  # both hosts are this machine, and tests beside them have a core of it
 fleet.LOOK_S = 0.2

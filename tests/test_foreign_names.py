@@ -15,12 +15,11 @@ from bs4 import BeautifulSoup
 from IPython.core.formatters import DisplayFormatter
 from nbconvert import HTMLExporter
 
-from plamo_study import paths
-from plamo_study.measure import journal
-from plamo_study.measure.facts import plain, plainly
-from plamo_study.measure.rows import Fact, Row, content_id, row_key
-from plamo_study.present.tables import Table, escaped
+from llama_meter import journal, paths
+from llama_meter.measure.facts import plain, plainly
+from llama_meter.rows import Fact, Row, content_id, row_key
 from plamo_study.publish import exporter, pages
+from plamo_study.show.tables import Table, escaped
 
 REFERENCE = paths.MEASURED / "reference"
 STUDY = "05-context.shape"  # one machine's, with its ceilings

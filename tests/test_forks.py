@@ -11,8 +11,8 @@ import pytest
 import yaml
 from documents import parts
 
-from plamo_study import paths
-from plamo_study.studies import registry
+from llama_meter import paths
+from plamo_study.plans import registry
 
 BINDER = paths.ROOT / ".binder"
 

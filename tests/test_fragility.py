@@ -8,16 +8,18 @@ import typer
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from typer.testing import CliRunner
 
+from llama_meter.engine import kernels, library, swapping
+from llama_meter.engine.ggml import TYPES
+from llama_meter.engine.session import EngineError, SessionConfig
+from llama_meter.engine.swapping import Composer
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, quantizing
+from llama_meter.models import recipes, registry, synthetic
+from llama_meter.workloads import fragility as scan
 from plamo_study.cli import scan as cli_scan
-from plamo_study.engine import library, rounding, swapping
-from plamo_study.engine.ggml import TYPES
-from plamo_study.engine.session import EngineError, SessionConfig
-from plamo_study.engine.swapping import Composer
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, quantizing
-from plamo_study.models import recipes, registry, synthetic
-from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, workload as scan
-from plamo_study.studies.fragility.analysis import Scanned
+from plamo_study.laws import fragility
+from plamo_study.laws.fragility import Scanned
+from plamo_study.plans import fragility as plan_scan
 
 CONFIG = SessionConfig(n_ctx_seq=64, n_batch=64)
 TOKENS = np.arange(5, 69, dtype=np.int32)
@@ -69,12 +71,12 @@ def test_a_structureless_error_is_the_types_error_on_normal_weights_and_not_move
     errors = []
     for factor in (1, OUTLIER):
         weights[:, ::32] *= factor
-        raw = rounding.encode(weights, F16)
-        drawn = rounding.with_structureless_error(raw, F16, TYPES[dtype], rng)
-        errors.append(rounding.decode(drawn, F16) - rounding.decode(raw, F16))
+        raw = kernels.encode(weights, F16)
+        drawn = kernels.with_structureless_error(raw, F16, TYPES[dtype], rng)
+        errors.append(kernels.decode(drawn, F16) - kernels.decode(raw, F16))
         if factor == 1:
-            kept = rounding.decode(raw, F16)
-            own = rounding.decode(rounding.encode(kept, TYPES[dtype]), TYPES[dtype]) - kept
+            kept = kernels.decode(raw, F16)
+            own = kernels.decode(kernels.encode(kept, TYPES[dtype]), TYPES[dtype]) - kept
     assert errors[0].std() == pytest.approx(own.std(), rel=0.05)
     assert abs(np.corrcoef(errors[0], own)[0, 1]) < 0.02
     assert errors[1].std() == pytest.approx(errors[0].std(), rel=0.1)

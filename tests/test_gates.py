@@ -7,24 +7,27 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.engine import library
-from plamo_study.engine.nodes import PartSums
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.limits import ROUNDINGS
-from plamo_study.measure import frame, journal, plan, proof, quantizing
-from plamo_study.measure.cells import columns
-from plamo_study.measure.journal import REFERENCE, journal_path
-from plamo_study.measure.process import work
-from plamo_study.measure.tolerance import part_tolerance, tolerance
-from plamo_study.measure.worker import Job
-from plamo_study.models import recipes
-from plamo_study.oracle import faults
-from plamo_study.oracle.compare import relative_error
-from plamo_study.oracle.forward import Oracle
-from plamo_study.oracle.judge import judge
-from plamo_study.studies import collect
-from plamo_study.studies.batching_law import analysis as law_check
-from plamo_study.studies.context import plan as context_plan, workload as depth
+from llama_meter import journal
+from llama_meter.cells import columns
+from llama_meter.engine import library
+from llama_meter.engine.nodes import PartSums
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.journal import REFERENCE, journal_path
+from llama_meter.limits import ROUNDINGS
+from llama_meter.measure import plan, proof, quantizing
+from llama_meter.measure.process import work
+from llama_meter.measure.tolerance import part_tolerance, tolerance
+from llama_meter.measure.worker import Job
+from llama_meter.models import recipes
+from llama_meter.oracle import faults
+from llama_meter.oracle.compare import relative_error
+from llama_meter.oracle.forward import Oracle
+from llama_meter.oracle.judge import judge
+from llama_meter.workloads import context as depth
+from plamo_study.laws import batching_tests as law_check
+from plamo_study.live import collect
+from plamo_study.plans import context as context_plan
+from plamo_study.read import frame
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)

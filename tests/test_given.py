@@ -9,20 +9,18 @@ import foreign_models
 import pytest
 from gguf import GGUFReader
 
-from plamo_study import paths
-from plamo_study.engine import architectures, builds
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.measure import asked, durations, machine, plan as shared, proof, server
-from plamo_study.measure.cells import Gate
-from plamo_study.measure.files import model_fact
+from llama_meter import paths
+from llama_meter.cells import Gate
+from llama_meter.engine import builds
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.measure import asked, durations, machine, plan as shared, proof
+from llama_meter.measure.files import model_fact
+from llama_meter.models import given, noted, registry, synthetic, tensors
+from llama_meter.serve import server
+from llama_meter.workloads import architectures
 from plamo_study.measurements import measurements
-from plamo_study.models import given, noted, registry, synthetic, tensors
-from plamo_study.studies.disaggregation import plan as disaggregation
-from plamo_study.studies.quantization import plan as quantization
-from plamo_study.studies.serving import plan as serving
-from plamo_study.studies.speculative import plan as speculative
-from plamo_study.studies.your_machine import plan
+from plamo_study.plans import disaggregation, quantization, serving, speculative, your_machine
 
 MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
 
@@ -260,7 +258,7 @@ def test_users_rates_and_slots_reach_a_server_of_the_file(llama, with_llama, tmp
 
 def test_settings_and_lengths_reach_the_cells(llama):
     varied = asked.sweep(files=str(llama), n_prompt="64", n_seq="2", type_k="q8_0", flash_attn="on", n_threads="1")
-    cells = [cell for cell in plan.your_machine("shape", sweep=varied).cells if cell.files]
+    cells = [cell for cell in your_machine.your_machine("shape", sweep=varied).cells if cell.files]
     assert {cell.files[0] for cell in cells} == set(varied.files)
     assert {(cell.type_k, cell.flash_attn, cell.n_threads) for cell in cells} == {("q8_0", "on", 1)}
     assert {cell.n_prompt for cell in cells if cell.workload == "prefill"} == {64}
@@ -333,7 +331,8 @@ def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by
     [found] = given.give(str(architectures.write(name, tmp_path)))
     assert found.spec.name == name, "its header says that it has no name"
     assert not given.has_oracle(found.file), "PLaMo's own have scales and ropes that the oracle does not compute"
-    [gate] = plan.your_machine("shape", sweep=asked.sweep(files=str(found.path), n_prompt="16", n_gen="4")).gates
+    wanted = asked.sweep(files=str(found.path), n_prompt="16", n_gen="4")
+    [gate] = your_machine.your_machine("shape", sweep=wanted).gates
     assert gate.judged == "consistent"
     with Session(found.path, SessionConfig(gate.n_prompt)) as session:
         measured = proof.gate(gate, session, [], found.path)
@@ -343,9 +342,9 @@ def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by
 def test_a_file_ten_times_as_large_is_expected_to_take_longer(tmp_path, monkeypatch):
     small, large = (foreign_models.write(tmp_path / f"{n}.gguf", layers=n) for n in (2, 20))
     varied = asked.sweep(files=f"{small},{large}")
-    cells = [cell for cell in plan.your_machine("shape", sweep=varied).cells if cell.files]
+    cells = [cell for cell in your_machine.your_machine("shape", sweep=varied).cells if cell.files]
     monkeypatch.setattr(durations, "USUAL_BYTES", small.stat().st_size)
-    expected = durations.Durations(plan.your_machine("shape", sweep=varied), {})
+    expected = durations.Durations(your_machine.your_machine("shape", sweep=varied), {})
     first, *_, last = sorted({expected.seconds(cell) for cell in cells})
     assert last > 3 * first
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from plamo_study.errors import StudyError
-from plamo_study.growing import growing
+from llama_meter.disk import growing
+from llama_meter.errors import StudyError
 
 WRITER = """
 import sys
 from pathlib import Path
-from plamo_study.growing import growing
+from llama_meter.disk import growing
 with growing(Path(sys.argv[1])) as partial:
     partial.write_text(sys.argv[2])
     print("wrote", flush=True)

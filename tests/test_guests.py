@@ -12,15 +12,14 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from test_packing import rekeyed
 
-from plamo_study import paths
-from plamo_study.analysis.estimates import estimate
-from plamo_study.measure import journal, packing
-from plamo_study.measure.cells import Decode
-from plamo_study.measure.rows import Fact, Row, content_id
-from plamo_study.measure.tasks import REPEAT
+from llama_meter import journal, packs, paths
+from llama_meter.cells import Decode
+from llama_meter.measure.tasks import REPEAT
+from llama_meter.rows import Fact, Row, content_id
+from plamo_study.laws import machines
 from plamo_study.measurements import measured_added
-from plamo_study.present import processors
-from plamo_study.studies.machines import analysis
+from plamo_study.read import processors
+from plamo_study.stats.estimates import estimate
 
 TRACKED = paths.MEASURED
 
@@ -37,9 +36,9 @@ def tracked() -> dict[str, dict[str, list]]:
     return found
 
 
-def guest(machine: str, **changes: str) -> packing.Pack:
+def guest(machine: str, **changes: str) -> packs.Pack:
     """What a volunteer sends whose machine is one of ours but for some facts."""
-    made = packing.Pack()
+    made = packs.Pack()
     for name, records in tracked()[machine].items():
         data = next(each.data for each in records if isinstance(each, Fact) and each.id == machine)
         data = data | {key: value for key, value in changes.items() if key != "board"}
@@ -52,14 +51,14 @@ def guest(machine: str, **changes: str) -> packing.Pack:
     return made
 
 
-def visited(folder: Path, *guests: packing.Pack, study: str = "") -> Path:
+def visited(folder: Path, *guests: packs.Pack, study: str = "") -> Path:
     """A folder of measured rows: the tracked ones, and those that guests have of a study, or of all."""
     folder.mkdir()
     for place in ("reference", "others"):
         (folder / place).symlink_to(TRACKED / place)
     for each in guests:
         named = {name: records for name, records in each.journals.items() if not study or name.startswith(f"{study}.")}
-        packing.file(packing.Pack(each.machine, named))
+        packs.file(packs.Pack(each.machine, named))
     return folder
 
 
@@ -107,8 +106,8 @@ def test_machines_of_one_chip_have_names_of_their_own_and_the_tracked_one_keeps_
     rates = estimate(usable, by="device model build n_seq")
     assert rates.groupby(["model", "build", "n_seq"])["device"].nunique().max() >= 2
     assert set(measured_added("03-batch-scaling", board="NVIDIA H200")["device"]) == {"NVIDIA H200"}
-    shown = analysis.recordings("live", "shape")
-    chips = analysis.facts_of(shown)
+    shown = machines.recordings("live", "shape")
+    chips = machines.facts_of(shown)
     assert len({processors.machine(fact) for fact in chips.values()}) == len(chips)
 
 

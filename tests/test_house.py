@@ -1,38 +1,24 @@
-"""The house: floors that import only floors below them, studies that know one another only where it is named."""
+"""The house: two packages on floors, and the rules that keep one route from a row to a number."""
 
 import ast
+import inspect
 import re
 import subprocess
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import nbformat
 import pytest
+from documents import house
+from documents.house import FLOORS, METER, STUDY, floor, imports, modules, room
 
-from plamo_study import children, paths
-from plamo_study.measure import journal
-from plamo_study.measure.rows import row_key
+from llama_meter import children, journal, paths
+from llama_meter.rows import row_key
 
-PACKAGE = Path(paths.__file__).parent
-FLOORS = (  # the lowest first
-    "errors", "foreign", "children", "paths", "growing", "locking", "limits", "fields", "progress", "engine", "oracle",
-    "models", "analysis", "measure", "present", "studies", "measurements", "publish", "cli",
-)  # fmt: skip
-SYSTEM = "measure.machine"  # what differs between Linux and macOS, the C library too
-REGISTRY = ("registry", "collect")  # of the studies: these know them all
-SIMULATING = "studies.scheduling.fleets"  # its step model is fitted with pandas, before days of requests
-GUIDES = ("machines",)  # it tells what the studies found, and measures nothing
-NAMED = {  # a study that needs another one
-    ("context", "quality"): "drift is the quality of one cache held against another's",
-    ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",
-    ("scheduling", "serving"): "a server is asked over HTTP, whoever asks",
-    ("batching_law", "serving"): "the engine itself is asked the kind of prompts that servers are asked",
-    ("numeric_range", "batching_law"): "a backend is held against the law and the three tests that hold on the CPU",
-    ("scheduling", "disaggregation"): "a split engine is driven by its two processes, whatever the policies beside it",
-}
-
-
+MODULES = modules()
+SYSTEM = "llama_meter.measure.machine"  # what differs between Linux and macOS, the C library too
 ONE_READER = {  # laws that one page asks, and that tests hold on made-up input
     "frontier": "protects one class of tensors after the other, and is counted byte by byte",
     "predictions": "holds every way to predict a load against what was measured of it, none on its own fit",
@@ -41,101 +27,103 @@ ONE_READER = {  # laws that one page asks, and that tests hold on made-up input
     "turning": "bisects where a pass waits for compute; tests know where",
 }
 A_ROW = re.compile(r"\[.*\bRow\b")  # rows in a list, an iterable, or whatever holds several
+CLI = "plamo_study.cli"
+RAW = {f"plamo_study.read.{name}" for name in ("frame", "recording", "disturbances")}  # here rows become frames
+MEASURES = ("plans", "live", "run", "cli", "measurements")  # rooms of the study that drive the meter
 
 
-def module(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-
-
-MODULES = {module(path): path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
-
-
-def imports(path: Path) -> set[str]:
-    """What a module imports of this package, by dotted name below it, and of others by their first name."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            first, _, rest = node.module.partition(".")
-            names = {f"{rest}.{alias.name}".strip(".") for alias in node.names}
-            found |= {name if name in MODULES else rest for name in names} if first == "plamo_study" else {first}
+def reached(name: str, found: set[str] | None = None) -> set[str]:
+    """The modules that importing this one reads, inside functions too."""
+    found = set() if found is None else found
+    for other in imports(MODULES[name], MODULES) & MODULES.keys() - found:
+        found.add(other)
+        reached(other, found)
     return found
 
 
-def floor(name: str) -> int:
-    return FLOORS.index(name.split(".")[0])
+def test_every_module_stands_on_a_floor():
+    homeless = sorted(name for name in MODULES if name.split(".")[1] not in FLOORS[name.split(".")[0]])
+    assert not homeless, f"{homeless} stand on no floor: move them into a room of documents/house.py"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_only_floors_below_it_and_its_own(name):
+    for other in sorted(imports(MODULES[name], MODULES) & MODULES.keys()):
+        assert floor(other) <= floor(name), (
+            f"{name} imports {other}, which stands above it: move what it needs down, or let the caller hand it over"
+        )
+
+
+def test_the_meter_knows_no_study():
+    named = {name for name, path in MODULES.items() if name.startswith(METER) and STUDY in path.read_text()}
+    allowed = {name for name in named if not re.search(rf"{STUDY}\.|import {STUDY}", MODULES[name].read_text())}
+    assert named == allowed, "an import or a module's name of the study in the meter"
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    """Imports inside functions count: a circle that hides behind them is one."""
+    graph = {name: imports(path, MODULES) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    rooms = {room(name): {room(other) for other in found} - {room(name)} for name, found in graph.items()}
+    for name, found in graph.items():
+        rooms[room(name)] |= {room(other) for other in found} - {room(name)}
+    for drawn in (graph, rooms):
+        try:
+            tuple(TopologicalSorter(drawn).static_order())
+        except CycleError as error:
+            pytest.fail(f"{' -> '.join(error.args[1])} is a circle: split the module that both ends need")
+
+
+def test_the_picture_of_the_house_is_that_of_its_imports():
+    text = (paths.ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert house.drawn() in text, "python tools/readme.py draws it"
 
 
 def test_one_module_asks_which_system_this_is():
     """`builds` does so too: below `machine`, it knows what a library's file is called."""
     asking = {name for name, path in MODULES.items() if re.search(r"sys\.platform|platform\.system", path.read_text())}
-    assert asking == {"measure.machine", "engine.builds"}, "let `machine` tell what differs"
-
-
-def study(name: str) -> str:
-    room, _, rest = name.partition(".")
-    return rest.partition(".")[0] if room == "studies" and "." in rest else ""
-
-
-def test_every_module_stands_on_a_floor():
-    homeless = sorted(name for name in MODULES if name.split(".")[0] not in FLOORS)
-    assert not homeless, f"{homeless} stand on no floor: move them into one of {', '.join(FLOORS)}"
-
-
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_a_module_imports_only_floors_below_it_and_its_own(name):
-    for other in sorted(imports(MODULES[name]) & set(MODULES)):
-        assert floor(other) <= floor(name), (
-            f"{name} imports {other}, which stands above it ({FLOORS[floor(other)]} over {FLOORS[floor(name)]}): "
-            f"move what it needs down, or let the caller hand it over"
-        )
-        if study(name) and other.startswith("studies."):
-            assert other not in [f"studies.{each}" for each in REGISTRY], (
-                f"{name} imports {other}, which knows every study: read rows by plamo_study.measure.recording"
-            )
-        if study(name) not in ("", *GUIDES) and study(other) not in ("", study(name)):
-            assert (study(name), study(other)) in NAMED, (
-                f"the study {study(name)} imports {other} of another: move it to analysis/ or measure/, or name the "
-                f"pair in {Path(__file__).name} with a reason"
-            )
-
-
-def test_a_pair_that_nobody_needs_any_more_is_not_named():
-    needed = {(study(name), study(other)) for name, path in MODULES.items() for other in imports(path) & set(MODULES)}
-    assert not {other for name, other in needed if name not in ("", *GUIDES)} & set(GUIDES), "nothing rests on a guide"
-    assert not NAMED.keys() - needed
-
-
-def test_no_modules_import_one_another_in_a_circle():
-    """Imports inside functions count: a circle that hides behind them is one."""
-    graph = {name: imports(path) & set(MODULES) - {name} for name, path in MODULES.items()}
-    try:
-        tuple(TopologicalSorter(graph).static_order())
-    except CycleError as error:
-        pytest.fail(f"{' -> '.join(error.args[1])} is a circle: split the module that both ends need")
+    assert asking == {SYSTEM, "llama_meter.engine.builds"}, "let `machine` tell what differs"
 
 
 def test_only_the_engine_s_room_touches_llama_cpp_and_ctypes():
-    touching = {name for name, path in MODULES.items() if imports(path) & {"llama_cpp", "ctypes"}}
-    assert {name.split(".")[0] for name in touching - {SYSTEM}} == {"engine"}
+    touching = {name for name, path in MODULES.items() if imports(path, MODULES) & {"llama_cpp", "ctypes"}}
+    assert {room(name) for name in touching - {SYSTEM}} == {"llama_meter.engine"}
 
 
-def has_runs(name):
-    return "\nRUNS" in MODULES[name].read_text(encoding="utf-8")
+def test_only_the_rooms_that_measure_drive_the_meter():
+    """What reads rows, estimates and draws needs what a row is, and no worker, no server and no engine."""
+    driving = {
+        (name, other)
+        for name, path in MODULES.items()
+        for other in imports(path, MODULES) & MODULES.keys()
+        if name.startswith(STUDY) and name.split(".")[1] not in MEASURES
+        if room(other) in {"llama_meter.engine", "llama_meter.oracle", "llama_meter.measure", "llama_meter.serve"}
+    }
+    assert {other for _, other in driving} <= READ_OF_METER, sorted(driving)
 
 
-def test_a_worker_loads_no_pandas():
-    """It would start half a second later, for every row."""
-    todo, seen = ["measure.worker", *(name for name in MODULES if has_runs(name) and name != SIMULATING)], set()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            needed = imports(MODULES[name])
-            assert "pandas" not in needed, f"{name} imports pandas, and a worker imports {name}"
-            todo += needed & set(MODULES)
+READ_OF_METER = {  # modules of the meter's upper rooms that say what rows mean; none loads an engine
+    "llama_meter.oracle.layers",
+    "llama_meter.measure.asked",
+    "llama_meter.measure.defects",
+    "llama_meter.measure.facts",
+    "llama_meter.measure.identity",
+    "llama_meter.measure.plan",
+    "llama_meter.measure.result_file",
+    "llama_meter.measure.tolerance",
+    "llama_meter.measure.verdicts",
+    "llama_meter.measure.watch",
+    "llama_meter.serve.objectives",
+}
+
+
+def test_the_meter_loads_no_pandas():
+    """A worker would start half a second later for every row, and an instrument should do without frames."""
+    needing = {
+        name
+        for name, path in MODULES.items()
+        if name.startswith(METER) and imports(path, MODULES) & {"pandas", "altair", "IPython", "nbformat", "papermill"}
+    }
+    assert not needing
 
 
 def names(code: str) -> set[str]:
@@ -149,7 +137,7 @@ def only_one_page_reads(package: dict[str, str], tools: list[str], pages: list[s
     """The public functions and classes that nothing of the package and no tool uses, and at most one page."""
     used = set().union(*(names(code) for code in (*package.values(), *tools)))
     by_page = [names(code) for code in pages]
-    bodies = [ast.parse(code).body for name, code in package.items() if floor(name) != floor("cli")]
+    bodies = [ast.parse(code).body for name, code in package.items() if name.startswith(STUDY) and room(name) != CLI]
     defined = [each.name for body in bodies for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
     public = [name for name in defined if not name.startswith("_") and name not in used]
     return {name for name in public if sum(name in page for page in by_page) < 2}
@@ -165,17 +153,17 @@ def test_what_one_page_alone_computes_stands_in_its_cells():
     assert not ONE_READER.keys() - found, "it has a second reader now: name it here no more"
     planted = "".join(f"def planted_{each}(): ...\n" for each in ("once", "twice", "never", "tool"))
     more = only_one_page_reads(
-        package | {"analysis.planted": planted}, [*tools, "planted_tool()"],
+        package | {"plamo_study.laws.planted": planted}, [*tools, "planted_tool()"],
         [*pages, "planted_once(planted_twice())", "analysis.planted_twice"],
     )  # fmt: skip
     assert more - found == {"planted_once", "planted_never"}
 
 
 def takes_rows(code: str) -> list[str]:
-    """The public functions whose annotations ask for several rows of a journal, as `measure.rows` defines them."""
+    """The public functions whose annotations ask for several rows of a journal, as `llama_meter.rows` defines them."""
     tree = ast.parse(code)
     imported = [each.names for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)
-                if each.module in ("plamo_study.measure.rows", "plamo_study.measure")]  # fmt: skip
+                if each.module in ("llama_meter.rows", "llama_meter")]  # fmt: skip
     if not {"Row", "rows"} & {alias.name for names_of in imported for alias in names_of}:
         return []  # a Row of another kind
     return [
@@ -186,19 +174,25 @@ def takes_rows(code: str) -> list[str]:
 
 
 def test_outside_of_measuring_rows_come_as_a_frame():
-    above = {name: path for name, path in MODULES.items() if floor(name) != floor("measure")}
-    asking = {name: takes_rows(path.read_text(encoding="utf-8")) for name, path in above.items()}
-    assert not {name: found for name, found in asking.items() if found}, "take a frame (measure.frame), or one row"
-    planted = (
-        "from plamo_study.measure.rows import Row\ndef law(rows: Iterable[Row], n: int): ...\ndef one(row: Row): ..."
-    )
+    reading = {name: path for name, path in MODULES.items() if name.startswith(STUDY) and name not in RAW}
+    asking = {name: takes_rows(path.read_text(encoding="utf-8")) for name, path in reading.items()}
+    assert not {name: found for name, found in asking.items() if found}, "take a frame (read/frame.py), or one row"
+    planted = "from llama_meter.rows import Row\ndef law(rows: Iterable[Row], n: int): ...\ndef one(row: Row): ..."
     assert takes_rows(planted) == ["law"]
 
 
 def test_a_room_s_front_door_holds_its_description_and_nothing_else():
-    for path in set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "__init__.py"}:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        assert [type(node) for node in body] == [ast.Expr], f"{path.relative_to(PACKAGE)}: move the code into a module"
+    for package in FLOORS:
+        for path in (house.SOURCES / package).rglob("__init__.py"):
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+            assert [type(node) for node in body] == [ast.Expr], f"{path}: move the code into a module"
+
+
+def test_public_functions_of_the_meter_say_what_they_do():
+    for name in sorted(name for name in MODULES if name.startswith(METER) and not name.endswith("__main__")):
+        for node in ast.parse(MODULES[name].read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node) or node.decorator_list, f"{name}.{node.name} has no docstring"
 
 
 def test_every_recorded_row_keeps_its_key():
@@ -213,15 +207,22 @@ def test_every_recorded_row_keeps_its_key():
     assert n_rows > 2000
 
 
+def test_every_recorded_journal_has_a_plan_that_measures_it_again():
+    registry = import_module("plamo_study.plans.registry")
+    recorded = {path.name.split(".")[0] for path in paths.MEASURED.glob("reference/*.jsonl")}
+    assert recorded <= set(registry.STUDIES), recorded - set(registry.STUDIES)
+
+
 HEAVY = {"altair", "IPython", "nbformat", "pandas", "papermill", "scipy"}
 
 
 @pytest.mark.parametrize(
     ("entry", "absent"),
     [
-        ("cli.main", HEAVY),
-        ("measure.worker", HEAVY | {"gguf"}),
-        ("measure.workloads", HEAVY | {"gguf"}),
+        ("plamo_study.cli.main", HEAVY),
+        ("llama_meter.__main__", HEAVY | {"gguf", "numpy"}),
+        ("llama_meter.measure.worker", HEAVY | {"gguf"}),
+        ("llama_meter.workloads.phases", HEAVY | {"gguf"}),
     ],
 )
 def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what_it_is_asked(entry, absent):
@@ -229,7 +230,7 @@ def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what
 
     The package for GGUF files, which a gate's oracle imports later, is a quarter of a worker's start.
     """
-    loaded = children.python("-c", f"import sys, plamo_study.{entry}; print(*sys.modules)")
+    loaded = children.python("-c", f"import sys, {entry}; print(*sys.modules)")
     found = subprocess.run(loaded, capture_output=True, text=True, check=True).stdout.split()
     assert not absent & set(found)
 
@@ -239,7 +240,7 @@ def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what
     "code",
     [
         "import plamo_study.cli.main",
-        "import plamo_study.measure.workloads",
+        "import llama_meter.workloads.phases",
         "from plamo_study.measurements import measurements; measurements('01-phase-asymmetry')",
     ],
 )
@@ -249,3 +250,13 @@ def test_importing_and_reading_rows_map_no_engine(code):
     maps = subprocess.run(ran, capture_output=True, text=True, check=True).stdout
     assert "python" in maps
     assert not {line.split()[-1] for line in maps.splitlines() if "libllama" in line or "libggml" in line}
+
+
+def test_a_rule_of_the_house_is_broken_by_what_is_planted_against_it(tmp_path, monkeypatch):
+    """The meter importing the study, an import upwards, and a circle are each seen in a copy of two files."""
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    from plamo_study.show import charts\n    return charts\n")
+    found = imports(planted, MODULES)
+    assert found == {"plamo_study.show.charts"}
+    assert floor("plamo_study.show.charts") > floor("llama_meter.measure.runner")
+    assert inspect.getdoc(house.floor)

@@ -5,15 +5,15 @@ import pytest
 import transposed
 from conftest import ATTENTION, HYBRID, mini_file
 
-from plamo_study.engine import architectures, builds
-from plamo_study.errors import StudyError
-from plamo_study.measure.cells import Hybrid
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
-from plamo_study.studies import collect
-from plamo_study.studies.hybrids import costs, plan, questions
-from plamo_study.studies.hybrids.catalogue import DRAFTS, KEPT, N_CTX, QUESTIONS, STEPS
-from plamo_study.studies.hybrids.tolerance import tolerance
+from llama_meter.cells import Hybrid
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.workloads import architectures, hybrid_questions, hybrids as costs
+from llama_meter.workloads.architectures import DRAFTS, KEPT, N_CTX, QUESTIONS, STEPS, tolerance
+from plamo_study.live import collect
+from plamo_study.plans import hybrids
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
 REFUSED = {"back", "kept", "kept apart", "kept beside", "kept copied"}  # by a recurrent state without a rollback
@@ -22,7 +22,7 @@ ABORTS = {"left"}
 
 def asked(name, model, planted=False):
     question = QUESTIONS[name]
-    return questions.ask(name, question.numbers[len(question.numbers) // 3], mini_file(model), planted=planted)
+    return hybrid_questions.ask(name, question.numbers[len(question.numbers) // 3], mini_file(model), planted=planted)
 
 
 def is_right(name, answer):
@@ -45,9 +45,9 @@ def test_the_hybrid_is_wrong_where_prompts_share_a_call_and_refuses_to_take_toke
 
 
 def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fault_planted():
-    cells = [cell for cell in plan.hybrids("mini").cells if isinstance(cell, Hybrid)]
+    cells = [cell for cell in hybrids.hybrids("mini").cells if isinstance(cell, Hybrid)]
     assert len(set(cells)) == len(cells)
-    for model in (*plan.RECURRENT, *plan.CONTROLS):
+    for model in (*hybrids.RECURRENT, *hybrids.CONTROLS):
         own = [cell for cell in cells if cell.model == model and cell.dtype == "F32" and cell.shape == "whole"]
         assert {cell.question for cell in own if cell.planted} == set(QUESTIONS)
         for name, question in QUESTIONS.items():
@@ -56,21 +56,21 @@ def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fau
 
 
 def test_another_backend_is_asked_everything_with_its_middle_number_and_prompts_long_enough_for_blas():
-    usual, cells = plan.hybrids("mini").cells, plan.elsewhere("mini", gpu=True).cells
+    usual, cells = hybrids.hybrids("mini").cells, hybrids.elsewhere("mini", gpu=True).cells
     assert {(cell.model, cell.question, cell.number) for cell in cells} == {
         (cell.model, cell.question, cell.number) for cell in usual if cell.planted
     }
     assert len(set(cells)) == len(cells) == 2 * sum(cell.planted for cell in cells)
     assert {(cell.n_gpu_layers, cell.dtype, cell.shape, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
-    assert {cell.longer for cell in plan.elsewhere("mini").cells} == {plan.LONGER}
+    assert {cell.longer for cell in hybrids.elsewhere("mini").cells} == {hybrids.LONGER}
     for question in QUESTIONS.values():
-        longest = max(question.lengths, default=questions.SHORT) + plan.LONGER
-        assert longest + STEPS + questions.SHIFT + max(*DRAFTS, KEPT) <= N_CTX
+        longest = max(question.lengths, default=hybrid_questions.SHORT) + hybrids.LONGER
+        assert longest + STEPS + hybrid_questions.SHIFT + max(*DRAFTS, KEPT) <= N_CTX
 
 
 def test_longer_prompts_are_answered_as_rightly_as_usual_ones():
     for planted in (False, True):
-        answer = questions.ask("late", 0, mini_file(ATTENTION), planted=planted, longer=plan.LONGER)
+        answer = hybrid_questions.ask("late", 0, mini_file(ATTENTION), planted=planted, longer=hybrids.LONGER)
         assert is_right("late", answer) != planted, answer
 
 
@@ -86,7 +86,7 @@ def generator():
 @pytest.mark.parametrize("how", [{}, {"dtype": "Q8_0"}, {"shape": "three layers"}, {"planted": True}])
 def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, how):
     cell = Hybrid(**{"dtype": "F32", "model": "jamba-dense", "question": "steps"} | how)
-    outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.hybrids.workload")
+    outcome = work(Job(cell=cell), 60.0, workload="llama_meter.workloads.hybrids")
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid
     assert (outcome.measured.checks["wrong"] > 0) == cell.planted
@@ -96,8 +96,8 @@ def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, 
 @pytest.mark.timeout(300)
 def test_what_a_kept_state_costs_is_weighed_and_timed_where_states_are_kept(generator):
     keeps, refuses = (
-        work(Job(cell=Hybrid(dtype="F32", model=model, question="costs", number=plan.COSTED)), 60.0,
-             workload="plamo_study.studies.hybrids.workload")
+        work(Job(cell=Hybrid(dtype="F32", model=model, question="costs", number=hybrids.COSTED)), 60.0,
+             workload="llama_meter.workloads.hybrids")
         for model in ("lfm2-dense", "plamo2-dense")
     )  # fmt: skip
     assert keeps.status == refuses.status == "ok"
@@ -111,13 +111,13 @@ def test_what_a_kept_state_costs_is_weighed_and_timed_where_states_are_kept(gene
 
 
 def test_only_costs_are_timed():
-    assert all(cell.is_timed for cell in plan.costs("mini").cells)
-    assert not any(cell.is_timed for cell in (*plan.hybrids("mini").cells, *plan.elsewhere("mini").cells))
+    assert all(cell.is_timed for cell in hybrids.costs("mini").cells)
+    assert not any(cell.is_timed for cell in (*hybrids.hybrids("mini").cells, *hybrids.elsewhere("mini").cells))
 
 
 def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):
     cell = Hybrid(dtype="F32", model="rwkv6qwen2-dense", question="steps")
-    outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.hybrids.workload")
+    outcome = work(Job(cell=cell), 60.0, workload="llama_meter.workloads.hybrids")
     assert (outcome.status, outcome.failure.stage) == ("error", "writing the file")
     assert "no file of rwkv6qwen2" in outcome.failure.message
 
@@ -127,7 +127,7 @@ def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, mon
     journal = tmp_path / "15-hybrids.mini.jsonl"
     for asked in (
         lambda: architectures.write("mamba2-dense", tmp_path),
-        lambda: collect.measure(plan.hybrids("mini"), journal),
+        lambda: collect.measure(hybrids.hybrids("mini"), journal),
     ):
         with pytest.raises(StudyError) as missing:
             asked()

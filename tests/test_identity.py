@@ -9,12 +9,13 @@ from conftest import mini
 from test_packing import rekeyed
 from test_runner import small_plan
 
-from plamo_study import paths
-from plamo_study.engine import builds, library
-from plamo_study.measure import bench, frame, identity, journal, machine, packing, recording, runner
-from plamo_study.measure.rows import Fact, Row, content_id
-from plamo_study.present import evidence
-from plamo_study.studies.registry import STUDIES
+from llama_meter import journal, packs, paths
+from llama_meter.engine import builds, library
+from llama_meter.measure import bench, identity, machine, runner
+from llama_meter.rows import Fact, Row, content_id
+from plamo_study.plans.registry import STUDIES
+from plamo_study.read import frame, recording
+from plamo_study.show import evidence
 
 MACHINE = {
     "chip": "Apple M4 Pro", "cores": 12, "performance_cores": 8, "memory_bytes": 25276502016, "architecture": "arm64",
@@ -136,7 +137,7 @@ def test_a_gate_passed_before_an_update_is_taken_over_with_what_was_said_of_its_
         here.append(*records)
     summary = runner.sweep(planned, tmp_path / "j.jsonl")
     assert summary.measured == 5, "all but the gate"
-    made = packing.packed(summary.rows[0].machine, {"00-gates.mini": journal.read(tmp_path / "j.jsonl")}, {"small"})
+    made = packs.packed(summary.rows[0].machine, {"00-gates.mini": journal.read(tmp_path / "j.jsonl")}, {"small"})
     assert (made.rows, dict(made.left_out)) == (6, {})
 
 
@@ -147,8 +148,8 @@ def test_a_pack_of_older_rows_and_newer_ones_is_of_one_machine(swept, tmp_path, 
         here.append(*records)
     more = small_plan((mini("prefill", n_prompt=16), mini("prefill", n_prompt=24)), blocks=2)
     runner.sweep(more, tmp_path / "local" / "00-gates.mini.jsonl")
-    assert packing.pack("local", {"small", *STUDIES}).rows == 8
-    assert len(list(packing.machines())) == 1
+    assert packs.pack("local", {"small", *STUDIES}).rows == 8
+    assert len(list(packs.machines())) == 1
 
 
 def today(fact: Fact) -> Fact:

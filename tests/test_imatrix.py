@@ -16,17 +16,17 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from gguf.quants import dequantize
 
-from plamo_study.engine.ggml import GgufParams, ggml
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.nodes import InputSquares
-from plamo_study.engine.session import SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.measure import quantizing
-from plamo_study.measure.worker import ORPHANED
-from plamo_study.models import header as headers, imatrix, recipes, registry, synthetic, tensors
-from plamo_study.models.imatrix import Imatrix
-from plamo_study.models.recipes import Recipe
-from plamo_study.oracle.forward import Oracle
+from llama_meter.engine.ggml import GgufParams, ggml
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.nodes import InputSquares
+from llama_meter.engine.session import SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.measure import quantizing
+from llama_meter.measure.worker import ORPHANED
+from llama_meter.models import header as headers, imatrix, recipes, registry, synthetic, tensors
+from llama_meter.models.imatrix import Imatrix
+from llama_meter.models.recipes import Recipe
+from llama_meter.oracle.forward import Oracle
 
 CHUNK = 32
 BOS = 1
@@ -233,7 +233,7 @@ def test_the_process_ends_with_its_parent_even_inside_the_engine(without_rope, t
     job = quantizing.Evaluating(
         source=str(without_rope), text=str(text), out=str(tmp_path / "o"), chunk=CHUNK, n_threads=1
     )
-    command = [sys.executable, "-m", "plamo_study.measure.worker", "0", quantizing.__name__]
+    command = [sys.executable, "-m", "llama_meter.measure.worker", "0", quantizing.__name__]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdin.write(msgspec.json.encode(job) + b"\n")
     child.stdin.flush()

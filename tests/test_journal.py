@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from crosscheck.selfcheck import example_row
 
-from plamo_study.errors import StudyError
-from plamo_study.measure.journal import Journal, latest_rows, read
-from plamo_study.measure.rows import SCHEMA, Fact
+from llama_meter.errors import StudyError
+from llama_meter.journal import Journal, latest_rows, read
+from llama_meter.rows import SCHEMA, Fact
 
 
 def row(key):

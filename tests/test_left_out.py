@@ -8,13 +8,15 @@ import msgspec
 import nbformat
 import pytest
 
-from plamo_study import measurements, paths
-from plamo_study.measure import recording
-from plamo_study.measure.cells import Read
-from plamo_study.present import theme
-from plamo_study.present.tables import Table
-from plamo_study.studies import collect, registry
-from plamo_study.studies.scheduling import simulations
+from llama_meter import paths
+from llama_meter.cells import Read
+from plamo_study import measurements
+from plamo_study.laws import simulations
+from plamo_study.live import collect
+from plamo_study.plans import registry
+from plamo_study.read import recording
+from plamo_study.show import theme
+from plamo_study.show.tables import Table
 
 pytestmark = pytest.mark.long
 

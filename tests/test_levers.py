@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from test_any_rows import executed
 
-from plamo_study import paths
-from plamo_study.analysis.estimates import compare
-from plamo_study.errors import StudyError
-from plamo_study.present import collected
-from plamo_study.present.findings import finding, question, questions
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from plamo_study.show import collected
+from plamo_study.show.findings import finding, question, questions
+from plamo_study.stats.estimates import compare
 
 LEVERS = tomllib.loads((paths.PUBLISHED / "levers.toml").read_text(encoding="utf-8"))
 NAMED = [

@@ -12,22 +12,22 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from plamo_study import paths
-from plamo_study.errors import FAILED_GATE
-from plamo_study.measure import journal
-from plamo_study.publish import executed, runs
+from llama_meter import journal, paths
+from llama_meter.errors import FAILED_GATE
+from plamo_study.publish import executed
+from plamo_study.run import runs
 
 SMALL = ("-r", "n_prompt", "16", "-r", "n_gen", "4", "-r", "n_seq", "2", "-r", "n_depth", "8")
 CEILINGS = """
-from plamo_study.measure import machine, plan
+from llama_meter.measure import machine, plan
 plan.MATMUL_SIZE["file"], machine.last_level_cache = 256, lambda: 1 << 20
 """
 OF_A_STUDY = """
 import time
 from types import SimpleNamespace as Any
 from conftest import mini
-from plamo_study.measure import runner
-from plamo_study.studies import live
+from llama_meter.measure import runner
+from plamo_study.live import live
 with live.line("a study") as line:
     line.begin(["Ends at about 06:42"])
     for done in range(5):
@@ -76,9 +76,9 @@ def said_of(root, *command):
 
 
 OF_MINI = f"""{CEILINGS}
-from plamo_study.measure import quantizing
-from plamo_study.studies import at_hand
-from plamo_study.studies.your_machine import plan as own
+from llama_meter.measure import quantizing
+from plamo_study.live import at_hand
+from plamo_study.plans import your_machine as own
 plan.MATMUL_SIZE["mini"], at_hand.scale = 256, lambda: "mini"
 own.N_PROMPT, own.N_GEN, own.N_SEQ, own.TYPES = (16, 8), (4,), (2, 4), ("Q4_0",)
 """

@@ -8,13 +8,14 @@ import pytest
 import transposed
 from darwin import ENGINE
 
-from plamo_study.analysis import kernels
-from plamo_study.engine import builds, library
-from plamo_study.errors import StudyError
-from plamo_study.measure import process, server
-from plamo_study.models import casts
-from plamo_study.studies.machines import gpu
-from plamo_study.studies.replicas import replica
+from llama_meter.engine import builds, library
+from llama_meter.errors import StudyError
+from llama_meter.measure import process
+from llama_meter.models import casts
+from llama_meter.serve import server
+from llama_meter.workloads import replica
+from plamo_study.arithmetic import kernels
+from plamo_study.laws import gpu
 
 READ = (  # files of llama.cpp, and of the bindings
     "ggml/src/ggml-backend.cpp", "ggml/src/ggml-cpu/repack.cpp", "ggml/src/ggml-cpu/ggml-cpu.cpp", "ggml/src/ggml.c",

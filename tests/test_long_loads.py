@@ -14,13 +14,14 @@ from conftest import ATTENTION, mini_file
 from documents import upstream
 from trials import beside, crowd, soak
 
-from plamo_study import paths
-from plamo_study.engine import server_build
-from plamo_study.errors import StudyError
-from plamo_study.measure import server
-from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import analysis, endurance, results, traffic
-from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Minute, Run, Soak
+from llama_meter import paths
+from llama_meter.engine import server_build
+from llama_meter.errors import StudyError
+from llama_meter.serve import server, traffic
+from llama_meter.serve.server import Setup
+from plamo_study.laws import endurance, serving
+from plamo_study.read import results
+from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Minute, Run, Soak
 
 STAND_IN = """#!{python}
 import json, pathlib, sys
@@ -111,7 +112,7 @@ def test_a_planted_difference_between_two_clients_is_found_whatever_the_server_s
             seen = slow * (off if tool == AIPERF else 1.0) * np.exp(rng.normal(0, 0.01, 3))
             return seen[0], 0.1 * seen[1], 2.5 * seen[2], 10 * slow * (off if tool == AIPERF else 1.0), slow
 
-        return analysis.compared(beside_each_other(times))
+        return serving.compared(beside_each_other(times))
 
     calm, changing = under(0.0), under(0.3)
     assert [ratio.within(0.95, 1.05) for ratio in calm["ratio"]] == [claim] * 4
@@ -126,8 +127,8 @@ def test_a_client_that_sees_the_first_token_late_is_told_from_one_that_pauses_be
         late, pause = (0.003, 0.0) if tool == OURS else (0.0, 0.4)
         return 1 + late, 0.1, 2.5 + late, 5 * (2.5 + late) + 4 * pause, 1.0  # nobody pauses after the last
 
-    told = analysis.later(beside_each_other(times, many=5)).set_index("what")
-    first, last, between = analysis.LATER
+    told = serving.later(beside_each_other(times, many=5)).set_index("what")
+    first, last, between = serving.LATER
     for what, ours, theirs in ((first, 0.003, 0.0), (last, 0.003, 0.0), (between, 0.0, 0.4)):
         found = [told.loc[what, name].value for name in ("ours", "theirs", "apart")]
         assert found == pytest.approx([ours, theirs, theirs - ours], abs=1e-9)

@@ -15,12 +15,14 @@ from conftest import mini
 from test_runner import small_plan
 from test_watch import made_up
 
+from llama_meter import journal
+from llama_meter.cells import Idle
+from llama_meter.measure import bench, machine, runner, system, watch
+from llama_meter.measure.facts import Machine
+from llama_meter.measure.process import work
+from llama_meter.rows import Conditions, Evidence, State
 from plamo_study.cli import report
-from plamo_study.measure import bench, frame, journal, machine, runner, system, watch
-from plamo_study.measure.cells import Idle
-from plamo_study.measure.facts import Machine
-from plamo_study.measure.process import work
-from plamo_study.measure.rows import Conditions, Evidence, State
+from plamo_study.read import frame
 
 pytestmark = pytest.mark.timeout(100)
 SECOND, PAGE = 10**9, 16384
@@ -205,7 +207,7 @@ def test_a_processor_that_the_kernel_does_not_name_is_a_fact_all_the_same(said, 
 MUTE = """
 import os, psutil
 from pathlib import Path
-from plamo_study.measure import system
+from llama_meter.measure import system
 
 def refused(*args, **how):
     raise FileNotFoundError("no such fact")

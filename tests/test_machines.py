@@ -8,17 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study import paths
-from plamo_study.analysis.stats import Estimate
-from plamo_study.engine import builds
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, packing
-from plamo_study.measure.frame import unstarred
-from plamo_study.measure.journal import LOCAL, OTHERS, REFERENCE
-from plamo_study.present import processors
-from plamo_study.studies import registry
-from plamo_study.studies.chunked import calls, plan as chunked
-from plamo_study.studies.machines import analysis, gpu
+from llama_meter import journal, packs, paths
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
+from llama_meter.journal import LOCAL, OTHERS, REFERENCE
+from llama_meter.stats import Estimate
+from llama_meter.workloads import chunk_calls
+from plamo_study.laws import gpu, machines
+from plamo_study.plans import chunked, registry
+from plamo_study.read import processors
+from plamo_study.read.frame import unstarred
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
          "type_k": "f16", "type_v": "f16", "attention": "on", "read": 1e9}  # fmt: skip
@@ -26,7 +25,7 @@ USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq"
 
 @pytest.fixture(scope="module")
 def studies():
-    return analysis.recordings("recorded", "shape")
+    return machines.recordings("recorded", "shape")
 
 
 def line(machine, seconds, roof, depth=128.0, **changed):
@@ -38,7 +37,7 @@ def line(machine, seconds, roof, depth=128.0, **changed):
 def test_a_pair_holds_what_both_forecasts_start_from():
     """The other machine reads half as fast, and its roof is three times as high."""
     found = pd.DataFrame([line("a", 0.10, 0.05), line("b", 0.30, 0.15, read=0.5e9)])
-    told = analysis.pairs(found).iloc[0]
+    told = machines.pairs(found).iloc[0]
     assert (told["known"], told["asked"]) == ("chip a", "chip b")
     assert told["took_known"].value * told["roof_asked"] / told["roof_known"] == pytest.approx(0.30)
     assert told["took_known"].value * told["read_known"] / told["read_asked"] == pytest.approx(0.20)
@@ -47,14 +46,14 @@ def test_a_pair_holds_what_both_forecasts_start_from():
 
 def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_the_nearest():
     def common(*lines):
-        return list(analysis.common(pd.DataFrame(lines)))
+        return list(machines.common(pd.DataFrame(lines)))
 
     first, other = line("a", 0.1, 0.05), line("b", 0.1, 0.05)
     assert len(common(first, other)) == len(common(first, other | {"depth": 190.0})) == 1
     for changed in ({"depth": 200.0}, {"dtype": "Q4_0"}, {"n_seq": 8}, {"phase": "prefill"}, {"attention": "off"},
                     {"machine": "a"}):  # fmt: skip
         assert not common(first, other | changed), changed
-    assert {"took_known", "share_asked", "depth"} <= set(analysis.pairs(pd.DataFrame([first])))
+    assert {"took_known", "share_asked", "depth"} <= set(machines.pairs(pd.DataFrame([first])))
     ((known, asked),) = common(line("a", 0.1, 0.05, 100.0), line("a", 0.2, 0.05, 130.0), other)
     assert (known["depth"], asked.depth) == (130.0, 128.0)
     twice = line("a", 0.1, 0.05, 131.0)
@@ -63,13 +62,13 @@ def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_th
 
 @pytest.mark.long
 def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(studies):
-    found = analysis.passes(studies)
+    found = machines.passes(studies)
     assert found["machine"].nunique() >= 3
-    on_gpu = found["machine"].str.endswith(analysis.ON_GPU)
+    on_gpu = found["machine"].str.endswith(machines.ON_GPU)
     assert found[~on_gpu]["share"].between(0.1, 1.1).all()
     assert found[on_gpu]["share"].between(0, 1).all(), "operators that go back to the processor take most of a pass"
-    assert set(analysis.machines(studies, found)["machine"]) == set(found["machine"])
-    told = analysis.pairs(found)
+    assert set(machines.machines(studies, found)["machine"]) == set(found["machine"])
+    told = machines.pairs(found)
     assert (told["known"] != told["asked"]).all()
     assert [board.chip for backend in gpu.FORECASTS for board in gpu.boards(studies, backend)] == ["NVIDIA H200"]
     assert {each["key"] for backend in gpu.FORECASTS for each in gpu.foretold(backend)} == set(gpu.MEASURES)
@@ -81,27 +80,27 @@ def test_a_pack_that_is_tracked_is_recorded_and_one_that_is_not_is_live_only(tmp
     for place, study in ((REFERENCE, "05-context.shape.jsonl"), (LOCAL, "01-phase-asymmetry.shape.jsonl")):
         (paths.MEASURED / place).mkdir(parents=True)
         shutil.copy(source / study, paths.MEASURED / place)
-    made = packing.pack(LOCAL, registry.STUDIES)
-    path = tmp_path / f"{made.machine}{packing.SUFFIX}"
+    made = packs.pack(LOCAL, registry.STUDIES)
+    path = tmp_path / f"{made.machine}{packs.SUFFIX}"
     path.write_bytes(made.data)
     shutil.rmtree(paths.MEASURED / LOCAL)
 
     def seen(how):
-        return {rows["machine"].iloc[0] for _, rows, _ in analysis.recordings(how, "shape")}
+        return {rows["machine"].iloc[0] for _, rows, _ in machines.recordings(how, "shape")}
 
-    packing.add(path, registry.STUDIES)
+    packs.add(path, registry.STUDIES)
     assert made.machine in seen("live") - seen("recorded")
-    packing.add(path, registry.STUDIES, OTHERS)
+    packs.add(path, registry.STUDIES, OTHERS)
     assert made.machine in seen("recorded")
 
 
 def test_what_cannot_be_shown_is_refused_with_what_to_do(monkeypatch, tmp_path):
     for wrong in (("elsewhere", "shape"), ("recorded", "huge")):
         with pytest.raises(StudyError, match="known"):
-            analysis.recordings(*wrong)
+            machines.recordings(*wrong)
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     with pytest.raises(StudyError, match="plamo-study run 01 --scale mini"):
-        analysis.recordings("live", "mini")
+        machines.recordings("live", "mini")
 
 
 # ---------------------------------------------------------------- a GPU, planted
@@ -133,7 +132,7 @@ def faster(rows, by):
 
 
 def test_a_gpu_is_held_against_its_own_ceilings_and_not_its_host_s(with_a_gpu):
-    found = analysis.passes([each for each in with_a_gpu if each[0] == gpu.ASYMMETRY])
+    found = machines.passes([each for each in with_a_gpu if each[0] == gpu.ASYMMETRY])
     (host,) = set(found["chip"]) - {"Board"}
     chips, shares = found.groupby("chip")[["read", "compute"]].max(), found.groupby("chip")["share"].median()
     assert (chips.loc["Board"] / chips.loc[host]).tolist() == pytest.approx([10, 10], rel=0.01)
@@ -191,7 +190,7 @@ def mac(studies):
             if name == gpu.CHUNKS:
                 own = rows[rows["workload"].eq("arrival") & rows["n_seq"].eq(0)].drop_duplicates(["model", "block"])
                 rows = pd.concat([own.assign(n_chunk=n) for n in chunked.GPU_SIZES], ignore_index=True)
-                evaluated = [len(calls.calls(calls.cell_of(row))) for row in rows.to_dict("records")]
+                evaluated = [len(chunk_calls.calls(chunk_calls.cell_of(row))) for row in rows.to_dict("records")]
                 taken = [int(chunk(n) * 1e6) for n in rows["n_chunk"]]
                 rows["samples_ns"] = [[[ns] * n] for ns, n in zip(taken, evaluated, strict=True)]
                 rows["disturbed"], rows["drift"] = False, 0.0

@@ -18,13 +18,14 @@ import typer
 from conftest import mini, mini_file
 from mlx_model import MlxJob
 
-from plamo_study import paths
+from llama_meter import journal, paths
+from llama_meter.cells import Decode, Gate, Prefill
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan, watch
+from llama_meter.measure.tasks import REPEAT
+from llama_meter.models import hf, recipes, registry, synthetic
 from plamo_study.cli import main
-from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, plan, watch
-from plamo_study.measure.cells import Decode, Gate, Prefill
-from plamo_study.measure.tasks import REPEAT
-from plamo_study.models import hf, recipes, registry, synthetic
+from plamo_study.read import frame
 
 RELEASE = "mlx-lm==0.32.2"
 COMMAND = re.compile(r"`plamo-study (models \w+) ([^`]*)`")  # in a docstring

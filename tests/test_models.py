@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import pytest
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.models import recipes, registry, synthetic, tensors, values
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from llama_meter.models import recipes, registry, synthetic, tensors, values
 
 MINIS = ("plamo-2-1b", "plamo-3-nict-2b")
 F32 = gguf.GGMLQuantizationType.F32

@@ -11,18 +11,19 @@ import foreign_models
 import nbformat
 import pytest
 
-from plamo_study import paths
+from llama_meter import journal, paths
+from llama_meter.cells import Gate
+from llama_meter.errors import StudyError
+from llama_meter.measure import asked, bench, durations, files, machine, runner, watch
+from llama_meter.measure.files import model_fact as fact
+from llama_meter.measure.process import Outcome, TimeUpError
+from llama_meter.models import given, registry
+from llama_meter.models.file_types import FILE_TYPES
+from llama_meter.rows import Evidence, Measured, Row, content_id
 from plamo_study.cli import notebooks
-from plamo_study.errors import StudyError
-from plamo_study.measure import asked, bench, durations, files, journal, machine, runner, watch
-from plamo_study.measure.cells import Gate
-from plamo_study.measure.files import model_fact as fact
-from plamo_study.measure.process import Outcome, TimeUpError
-from plamo_study.measure.rows import Evidence, Measured, Row, content_id
-from plamo_study.models import given, registry
-from plamo_study.models.file_types import FILE_TYPES
-from plamo_study.publish import parameters, runs
-from plamo_study.studies import budget, collect, registry as studies
+from plamo_study.live import budget, collect
+from plamo_study.plans import registry as studies
+from plamo_study.run import parameters, runs
 
 MINUTES, SLOWER = 480, 1.3  # this machine takes so many times what is expected
 OTHER_PYTHON, OTHER_BUILD = "3.11.99", "b" * 64

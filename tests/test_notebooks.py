@@ -13,13 +13,13 @@ import nbformat
 import pytest
 import typer
 
-from plamo_study import paths
+from llama_meter import paths
 from plamo_study.cli import main
-from plamo_study.present import theme
-from plamo_study.present.tables import Table
+from plamo_study.show import theme
+from plamo_study.show.tables import Table
 
 NAMES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
-DOCUMENTS = ("README.md", "USING.md", "CONTRIBUTING.md", "FINDINGS.md")
+DOCUMENTS = ("README.md", "docs/USING.md", "docs/CONTRIBUTING.md", "docs/FINDINGS.md")
 ROOT = typer.main.get_command(main.app)
 TARGETS = set(re.findall(r"^([a-z]+):", (paths.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 AGAIN = ("04-quantization", "04b-quality")

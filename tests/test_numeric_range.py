@@ -11,19 +11,20 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.nodes import InputRanges
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, ranges
-from plamo_study.measure.cells import PLANTED, ROTATION
-from plamo_study.measure.checking import check
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
-from plamo_study.models import casts, tensors
-from plamo_study.models.finding import blocking
-from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.numeric_range import analysis as study, plan as plan_ranges
+from llama_meter.cells import PLANTED, ROTATION
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.nodes import InputRanges
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, ranges
+from llama_meter.measure.checking import check
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models import casts, tensors
+from llama_meter.models.finding import blocking
+from llama_meter.oracle.forward import Oracle
+from plamo_study.laws import numeric_range as study
+from plamo_study.plans import numeric_range as plan_ranges
 
 TOKENS = np.random.default_rng(0).integers(5, 500, 16).astype(np.int32)
 HERE = {"machine": "here", "engine": "released", "build": "stock", "n_gpu_layers": 0}

@@ -7,13 +7,13 @@ import gguf
 import numpy as np
 import pytest
 
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.models import registry, synthetic
-from plamo_study.oracle import forward, layers, mamba, weights
-from plamo_study.oracle.compare import NOT_FINITE, agreement, relative_error
-from plamo_study.oracle.forward import Oracle
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.models import registry, synthetic
+from llama_meter.oracle import forward, layers, weights
+from llama_meter.oracle.compare import NOT_FINITE, agreement, relative_error
+from llama_meter.oracle.forward import Oracle
 
 MODELS = {"plamo2": "plamo-2-1b", "plamo3": "plamo-3-nict-2b"}
 ARCHS = tuple(MODELS)
@@ -78,7 +78,7 @@ def test_the_engine_agrees_at_every_position_after_one_token_and_in_decode(arch,
 
 # The right functions, kept before a mutation replaces them
 gate, rms_norm, rotate, visible = layers.gate, layers.rms_norm, layers.rotate, layers.visible
-convolution, split_zx, split_bcdt, scan = mamba.causal_convolution, mamba.split_zx, mamba.split_bcdt, mamba.scan
+convolution, split_zx, split_bcdt, scan = layers.causal_convolution, layers.split_zx, layers.split_bcdt, layers.scan
 array = weights.Weights.array
 ALL, HYBRID, SLIDING = ARCHS, ("plamo2",), ("plamo3",)
 
@@ -109,15 +109,15 @@ MUTATIONS = {
     "window one token too short": (SLIDING, layers, "visible", lambda n, w: visible(n, w and w - 1)),
     "pattern counted from 0": (SLIDING, forward.Oracle, "_slides", lambda self, layer: layer % 4 != 0),
     "one rope base for all layers": (SLIDING, layers, "rotate", lambda x, theta: rotate(x, 1e6)),
-    "z and x swapped": (HYBRID, mamba, "split_zx", lambda zx, n: split_zx(zx, n)[::-1]),
-    "z and x in halves": (HYBRID, mamba, "split_zx", lambda zx, n: zx.reshape(len(zx), 2, n, -1).swapaxes(0, 1)),
-    "B and C swapped": (HYBRID, mamba, "split_bcdt", lambda x, d: [split_bcdt(x, d)[i] for i in (1, 0, 2)]),
-    "dt before B and C": (HYBRID, mamba, "split_bcdt", lambda x, d: (x[:, -2 * d : -d], x[:, -d:], x[:, : -2 * d])),
-    "convolution backwards": (HYBRID, mamba, "causal_convolution", lambda x, k: convolution(x, k[:, ::-1])),
-    "convolution late": (HYBRID, mamba, "causal_convolution", lambda x, k: convolution(np.roll(x, 1, axis=0), k)),
-    "softplus without its bend": (HYBRID, mamba, "softplus", lambda x: np.maximum(x, 0)),
-    "no decay": (HYBRID, mamba, "scan", lambda x, dt, a, B, C: scan(x, dt, 0 * a, B, C)),
-    "no state": (HYBRID, mamba, "scan", lambda x, dt, a, B, C: dt[:, :, None] * x * (B * C).sum(-1)[:, None, None]),
+    "z and x swapped": (HYBRID, layers, "split_zx", lambda zx, n: split_zx(zx, n)[::-1]),
+    "z and x in halves": (HYBRID, layers, "split_zx", lambda zx, n: zx.reshape(len(zx), 2, n, -1).swapaxes(0, 1)),
+    "B and C swapped": (HYBRID, layers, "split_bcdt", lambda x, d: [split_bcdt(x, d)[i] for i in (1, 0, 2)]),
+    "dt before B and C": (HYBRID, layers, "split_bcdt", lambda x, d: (x[:, -2 * d : -d], x[:, -d:], x[:, : -2 * d])),
+    "convolution backwards": (HYBRID, layers, "causal_convolution", lambda x, k: convolution(x, k[:, ::-1])),
+    "convolution late": (HYBRID, layers, "causal_convolution", lambda x, k: convolution(np.roll(x, 1, axis=0), k)),
+    "softplus without its bend": (HYBRID, layers, "softplus", lambda x: np.maximum(x, 0)),
+    "no decay": (HYBRID, layers, "scan", lambda x, dt, a, B, C: scan(x, dt, 0 * a, B, C)),
+    "no state": (HYBRID, layers, "scan", lambda x, dt, a, B, C: dt[:, :, None] * x * (B * C).sum(-1)[:, None, None]),
     "D forgotten": (HYBRID, weights.Weights, "array", filled("ssm_d", 0)),
     "dt bias forgotten": (HYBRID, weights.Weights, "array", filled("ssm_dt.bias", 0)),
     "norm weight of B forgotten": (HYBRID, weights.Weights, "array", filled("ssm_b_norm", 1)),

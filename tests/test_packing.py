@@ -15,15 +15,14 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from plamo_study import paths
+from llama_meter import journal, packs, paths
+from llama_meter.cells import Decode, columns
+from llama_meter.errors import StudyError
+from llama_meter.measure.tasks import REPEAT
+from llama_meter.rows import Conditions, Evidence, Fact, Failure, Request, Row, State, content_id, row_key
 from plamo_study.cli import rows as commands
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, packing
-from plamo_study.measure.cells import Decode, columns
-from plamo_study.measure.rows import Conditions, Evidence, Fact, Failure, Request, Row, State, content_id, row_key
-from plamo_study.measure.tasks import REPEAT
-from plamo_study.studies.machines import strangers
-from plamo_study.studies.registry import STUDIES
+from plamo_study.laws import strangers
+from plamo_study.plans.registry import STUDIES
 
 REFERENCE = paths.MEASURED / "reference"
 MUTANTS = 150  # of each kind
@@ -32,14 +31,14 @@ MUTANTS = 150  # of each kind
 @pytest.fixture(scope="module")
 def machine() -> str:
     """The recorded machine with the fewest rows, some of them timed."""
-    tracked = (found for found in packing.machines() if found[0] == REFERENCE.name)
+    tracked = (found for found in packs.machines() if found[0] == REFERENCE.name)
     tracked = (found for found in tracked if any(row.samples_ns for row in found[3]))
     return min(tracked, key=lambda found: len(found[3]))[1]
 
 
 @pytest.fixture(scope="module")
 def text(machine) -> bytes:
-    return gzip.decompress(packing.pack("reference", STUDIES, machine).data)
+    return gzip.decompress(packs.pack("reference", STUDIES, machine).data)
 
 
 @pytest.fixture
@@ -72,10 +71,10 @@ def filed(machine, folder):
 
 
 def test_a_machine_s_rows_come_out_as_they_went_in_and_are_filed_once(text, machine, measured):
-    before = {row.key: packing._nameless(row) for row in filed(machine, REFERENCE).values()}
-    assert packing.add(gzip.compress(text), STUDIES)[1] == len(before)
+    before = {row.key: packs._nameless(row) for row in filed(machine, REFERENCE).values()}
+    assert packs.add(gzip.compress(text), STUDIES)[1] == len(before)
     assert filed(machine, measured / machine) == before
-    assert packing.add(gzip.compress(text), STUDIES)[1] == 0, "what is here already"
+    assert packs.add(gzip.compress(text), STUDIES)[1] == 0, "what is here already"
 
 
 def test_a_pack_names_no_host_no_user_and_no_folder(own):
@@ -85,7 +84,7 @@ def test_a_pack_names_no_host_no_user_and_no_folder(own):
     tail = ["/home/ada/secret/x.cpp:3: failed", f"-I/home/ada/include on {host.upper()}", "'/Users/Ada B/a b/m.gguf'"]
     failure = Failure(stage="load", message=said + "\x1b[0m", log_tail=tail)
     write(*facts, msgspec.structs.replace(row, status="error", valid=None, failure=failure, samples_ns=[]))
-    packed = gzip.decompress(packing.pack("local", STUDIES).data).decode()
+    packed = gzip.decompress(packs.pack("local", STUDIES).data).decode()
     kept = json.loads(packed.splitlines()[-1].split(" ", 1)[1])["failure"]
     assert "a.gguf" in kept["message"]
     assert (kept["log_tail"][0], kept["log_tail"][2]) == ("x.cpp:3: failed", "'m.gguf'")
@@ -96,7 +95,7 @@ def test_a_pack_names_no_host_no_user_and_no_folder(own):
 def test_an_answer_that_was_refused_as_it_should_be_is_packed():
     records = journal.read(REFERENCE / "15-elsewhere.mini.jsonl")
     machine = next(row.machine for row in records if isinstance(row, Row) and row.checks.get("refused"))
-    made = packing.packed(machine, {"15-elsewhere.mini": records}, STUDIES)
+    made = packs.packed(machine, {"15-elsewhere.mini": records}, STUDIES)
     assert (made.rows, dict(made.left_out)) == (len(rows_of(machine, records)), {})
 
 
@@ -105,24 +104,24 @@ def test_what_names_a_folder_or_that_no_door_takes_is_left_out_and_all_others_pa
     hot = msgspec.structs.replace(first.conditions, thermal="/home/ada/hot")
     write(*facts, msgspec.structs.replace(first, conditions=hot))
     with pytest.raises(StudyError, match="names a folder"):
-        packing.pack("local", STUDIES)
+        packs.pack("local", STUDIES)
     of_model = next(row for row in others if row.model)
     data = {fact.id: fact for fact in facts}[of_model.model].data | {"assumptions": ["see /home/ada/notes"]}
     noted = Fact(id=content_id(data), what="model", data=data)
     write(noted, rekeyed(of_model, {of_model.model: noted.id}), msgspec.structs.replace(second, elapsed_ns=0), third)
     write(*facts, third, name="notes.jsonl")
-    made = packing.pack("local", STUDIES)
+    made = packs.pack("local", STUDIES)
     assert (made.rows, sum(made.left_out.values()), len(made.left_out)) == (1, 4, 3)
-    assert packing.unpack(made.data, STUDIES).rows == 1
+    assert packs.unpack(made.data, STUDIES).rows == 1
 
 
 def test_a_pack_that_is_refused_is_not_written(own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts, (row, *_), write = own
     with pytest.raises(StudyError, match="no rows to pack"):
-        packing.pack("local", STUDIES)
+        packs.pack("local", STUDIES)
     write(*facts, row)
-    monkeypatch.setattr(packing, "MOST_VALUES", 1)
+    monkeypatch.setattr(packs, "MOST_VALUES", 1)
     with pytest.raises(StudyError):
         commands.pack()
     assert not list(tmp_path.glob("*.gz*"))
@@ -135,7 +134,7 @@ def test_a_byte_that_changed_on_the_way_is_found_in_its_line(text, measured):
         broken = bytearray(text)
         broken[at] ^= 1 << rng.randrange(8)
         with pytest.raises(StudyError, match=rf"line {text[:at].count(bytes([10])) + 1}\b"):
-            packing.add(gzip.compress(bytes(broken), 1), STUDIES)
+            packs.add(gzip.compress(bytes(broken), 1), STUDIES)
     assert not measured.exists()
 
 
@@ -176,9 +175,9 @@ def test_a_forged_record_is_refused_with_its_line(text, measured):
         if record | change == record:
             continue
         encoded = json.dumps(record | change).encode()
-        forged = [*lines[:number], packing._checksum(encoded) + b" " + encoded, *lines[number + 1 :], b""]
+        forged = [*lines[:number], packs._checksum(encoded) + b" " + encoded, *lines[number + 1 :], b""]
         with pytest.raises(StudyError, match=r"line \d+") as refused:
-            packing.add(gzip.compress(b"\n".join(forged), 1), STUDIES)
+            packs.add(gzip.compress(b"\n".join(forged), 1), STUDIES)
         line = int(re.search(r"line (\d+)", str(refused.value)).group(1))
         # A fact or a name that is wrong may show only in the first row that rests on it.
         assert number + 1 <= line <= number + 21, change
@@ -194,7 +193,7 @@ def numeric(kind):
 def test_every_number_in_a_row_has_bounds():
     parts = {name for kind in (Row, Conditions, State, Evidence, Request, Failure) for name in numeric(kind)}
     of_cells = {name for name, value in columns(Decode()).items() if type(value) in (int, float)} | {"calls", "rungs"}
-    assert parts | of_cells == set(packing.BOUNDS)
+    assert parts | of_cells == set(packs.BOUNDS)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +208,7 @@ def timed():
     row = msgspec.structs.replace(row, conditions=conditions, prefill_ns=times, splits=(1, 1))
 
     def check(changed):
-        packing._check_row(changed, ("09-disaggregation", "shape"), known, set(), STUDIES)
+        packs._check_row(changed, ("09-disaggregation", "shape"), known, set(), STUDIES)
 
     check(rekeyed(row, {}))
     return row, check
@@ -218,7 +217,7 @@ def timed():
 @pytest.mark.parametrize("beyond", [lambda low, high: low - 1, lambda low, high: 2 * high + 1], ids=["below", "above"])
 def test_no_number_of_a_row_lies_beyond_its_bounds(timed, beyond):
     row, check = timed
-    for name, (low, high) in packing.BOUNDS.items():
+    for name, (low, high) in packs.BOUNDS.items():
         if name in ("checks", "series", "exit_code", "schema"):  # all that is finite; of a failure; a later program's
             continue
         changed = rekeyed(changed_number(row, name, beyond(low, high)), {})
@@ -260,7 +259,7 @@ def test_a_second_replicate_of_a_cell_in_a_block_is_refused_and_a_repeat_of_it_i
 
 def test_an_analysis_that_raises_on_a_pack_is_a_refusal_with_a_reason(text, monkeypatch):
     monkeypatch.setattr(strangers.analysis, "passes", lambda studies: 1 / 0)
-    found = packing.unpack(gzip.compress(text), STUDIES)
+    found = packs.unpack(gzip.compress(text), STUDIES)
     found.journals = {f"{name.partition('.')[0]}.shape": records for name, records in found.journals.items()}
     with pytest.raises(StudyError, match=r"cannot be analysed \(ZeroDivisionError"):
         strangers.check(found)
@@ -286,13 +285,13 @@ def test_a_fact_with_markup_or_beyond_any_machine_does_not_come_in(text, measure
     fields = [(what, (name,), value) for what in FIELDS for name in FIELDS[what] for value in rng.sample(WRONG, 2)]
     for what, where, value in [*names, *fields]:
         with pytest.raises(StudyError):
-            packing.add(forged_fact(text, what, where, value), STUDIES)
+            packs.add(forged_fact(text, what, where, value), STUDIES)
     assert not measured.exists()
 
 
 def forged_fact(text: bytes, what: str, where: tuple, value: object) -> bytes:
     """The pack with a value put into every fact of a kind, and all names that are made of its content right."""
-    records, ids = [packing._decoded(line + b"\n") for line in text.splitlines()], {}
+    records, ids = [packs._decoded(line + b"\n") for line in text.splitlines()], {}
     for number, record in enumerate(records):
         if isinstance(record, Fact) and record.what == what:
             data = copy.deepcopy(record.data)
@@ -308,7 +307,7 @@ def forged_fact(text: bytes, what: str, where: tuple, value: object) -> bytes:
         elif isinstance(record, Row):
             records[number] = rekeyed(record, ids)
     records[0] = msgspec.structs.replace(records[0], machine=ids.get(records[0].machine, records[0].machine))
-    return gzip.compress(b"".join(map(packing._line, records)), 1)
+    return gzip.compress(b"".join(map(packs._line, records)), 1)
 
 
 def rekeyed(row: Row, ids: dict[str, str]) -> Row:
@@ -324,17 +323,17 @@ def test_a_machine_s_rows_are_removed_and_nobody_else_s(text, machine, measured)
     shutil.copy(REFERENCE / "00-gates.mini.jsonl", measured / "reference")
     (measured / ("0" * 16)).symlink_to("reference")
     before = {path: path.read_bytes() for path in (measured / "reference").iterdir()}
-    there = packing.add(forged_fact(text, "machine", ("chip",), "another"), STUDIES, "others")[0].machine
+    there = packs.add(forged_fact(text, "machine", ("chip",), "another"), STUDIES, "others")[0].machine
     for place in ("others", ""):
-        n_rows = packing.add(gzip.compress(text), STUDIES, place)[0].rows
+        n_rows = packs.add(gzip.compress(text), STUDIES, place)[0].rows
     kept = filed(there, measured / "others")
     for no_machine in ("reference", "local", "others", "../reference", "", "0" * 16, "*"):
         with pytest.raises(StudyError):
-            packing.remove(no_machine)
-    assert sum(packing.remove(machine).values()) == 2 * n_rows
+            packs.remove(no_machine)
+    assert sum(packs.remove(machine).values()) == 2 * n_rows
     assert not (measured / machine).exists()
     assert (filed(there, measured / "others"), filed(machine, measured / "others")) == (kept, {})
-    packing.remove(there)
+    packs.remove(there)
     assert not list((measured / "others").iterdir())
     assert {path: path.read_bytes() for path in (measured / "reference").iterdir()} == before
 
@@ -346,24 +345,24 @@ def test_a_small_pack_cannot_take_much_memory(text, measured, size):
     before, after = line.split(b" ", 1)[1].split(b'"samples_ns":')
     for piece in (b"[],", b"[999],"):
         made = before + b'"samples_ns":[' + (piece * (size // len(piece)))[:-1] + b"]," + after.split(b"]],", 1)[1]
-        bomb = packing._checksum(made) + b" " + made + b"\n"
+        bomb = packs._checksum(made) + b" " + made + b"\n"
         packed = gzip.compress(text[: text.index(line)] + bomb * ((45 << 20) // size))
         assert len(packed) < 1 << 20
         tracemalloc.start()
         with pytest.raises(StudyError):
-            packing.add(packed, STUDIES)
+            packs.add(packed, STUDIES)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 50 << 20, piece
 
 
 def test_a_row_that_went_well_replaces_the_one_that_did_not(text, machine, measured):
-    packing.add(gzip.compress(text), STUDIES)
+    packs.add(gzip.compress(text), STUDIES)
     path = next((measured / machine).glob("*.jsonl"))
     rows = journal.latest_rows(journal.read(path))
     with journal.Journal(path) as here:
         here.append(msgspec.structs.replace(rows[0], status="error", valid=None, failure=Failure(stage="run")))
-    assert packing.add(gzip.compress(text), STUDIES)[1] == 1
+    assert packs.add(gzip.compress(text), STUDIES)[1] == 1
     assert {row.key: row for row in journal.latest_rows(journal.read(path))} == {row.key: row for row in rows}
 
 
@@ -384,5 +383,5 @@ def test_a_row_that_went_well_replaces_the_one_that_did_not(text, machine, measu
 def test_what_is_no_pack_is_refused(text, measured, tmp_path, made, why):
     (tmp_path / "bad.rows.gz").write_bytes(made(text, text.splitlines(keepends=True)))
     with pytest.raises(StudyError, match=why):
-        packing.add(tmp_path / "bad.rows.gz", STUDIES)
+        packs.add(tmp_path / "bad.rows.gz", STUDIES)
     assert not measured.exists()

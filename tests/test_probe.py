@@ -16,16 +16,17 @@ from test_cli import in_one_process, run, tool
 from trials import probed as runs
 from typer.testing import CliRunner
 
-from plamo_study import paths
+from llama_meter import paths
+from llama_meter.engine import server_build
+from llama_meter.errors import StudyError
+from llama_meter.measure.tolerance import NEAR_TIE
+from llama_meter.serve import client, page, probe, right, server, traffic
+from llama_meter.serve.client import Target
+from llama_meter.serve.probe import Ask, Seen
+from llama_meter.serve.server import Setup
 from plamo_study.cli import main, server as cli_server
-from plamo_study.engine import server_build
-from plamo_study.errors import StudyError
-from plamo_study.measure import server
-from plamo_study.measure.server import Setup
-from plamo_study.measure.tolerance import NEAR_TIE
-from plamo_study.studies.serving import analysis, client, page, probe, results, right, traffic
-from plamo_study.studies.serving.client import Target
-from plamo_study.studies.serving.probe import Ask, Seen
+from plamo_study.laws import serving
+from plamo_study.read import results
 
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
 
@@ -217,7 +218,7 @@ def test_what_is_known_of_servers_comes_from_the_batching_law_and_errors_have_ex
     assert all(each.model in (HYBRID, "plamo2-dense") for each in servers if each.truth() == "wrong")
     told = {name: 0 for name in results.Probed.__struct_fields__} | {"truth": "right", "verdict": "right"}
     right_ones = [results.Probed(**told)] * 9 + [results.Probed(**told | {"verdict": "wrong"})]
-    counted = analysis.confusion([*right_ones, results.Probed(**told | {"truth": "wrong", "verdict": "cannot tell"})])
+    counted = serving.confusion([*right_ones, results.Probed(**told | {"truth": "wrong", "verdict": "cannot tell"})])
     alarms, misses = counted.errors
     assert (alarms.value, round(alarms.low, 4), round(alarms.high, 3)) == (0.1, 0.0025, 0.445)
     assert (misses.value, misses.n) == (0.0, 1)

@@ -10,7 +10,7 @@ from collections import Counter
 import yaml
 from typer.main import get_command
 
-from plamo_study import paths
+from llama_meter import paths
 from plamo_study.cli import main as cli
 
 PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())

@@ -13,13 +13,14 @@ from browsing import NARROW, WIDE, Visit, browser as browser
 from bs4 import BeautifulSoup
 from IPython.core.formatters import DisplayFormatter
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
+from llama_meter import paths
+from llama_meter.errors import StudyError
 from plamo_study.measurements import recording
-from plamo_study.present import evidence, png, theme
-from plamo_study.publish import executed as executed_notebook, runs
+from plamo_study.publish import executed as executed_notebook
 from plamo_study.publish.executed import AUTHORS
 from plamo_study.publish.pages import publish
+from plamo_study.run import runs
+from plamo_study.show import evidence, png, theme
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 

@@ -12,25 +12,22 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck import perplexity as crosscheck_perplexity
 
-from plamo_study import paths
-from plamo_study.analysis import clustered, divergence
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.measure import quantizing, texts
-from plamo_study.measure.cells import Quality
-from plamo_study.measure.plan import change
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
-from plamo_study.models import recipes
-from plamo_study.studies.quality import (
-    analysis as quality,
-    continuations,
-    plan as plan_quality,
-    workload as quality_workload,
-)
+from llama_meter import paths
+from llama_meter.cells import Quality
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.measure import quantizing, texts
+from llama_meter.measure.plan import change
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models import recipes
+from llama_meter.workloads import divergence, quality as continuations, quality as quality_workload
+from plamo_study.laws import quality
+from plamo_study.plans import quality as plan_quality
+from plamo_study.stats import clustered
 
-WORKLOAD = "plamo_study.studies.quality.workload"
+WORKLOAD = "llama_meter.workloads.quality"
 
 TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
 CHUNK, CHUNKS = 64, 6
@@ -246,7 +243,7 @@ def test_another_text_than_planned_is_refused_and_a_missing_candidate_named(fold
     outcome = work(Job(cell=cell(text, "Q5_0"), path=str(reference(folder))), 60, workload=WORKLOAD)
     assert (outcome.status, outcome.failure.stage) == ("error", "load Q5_0")
     assert "Q5_0.gguf" in outcome.failure.message
-    scan = "plamo_study.studies.fragility.workload"
+    scan = "llama_meter.workloads.fragility"
     for workload, candidates, worker in (("quality", (), WORKLOAD), ("scan", ("Q8_0",), scan)):
         asked = change(cell(text, *candidates, text_sha256="0" * 64), workload=workload)
         outcome = work(Job(cell=asked, path=str(reference(folder))), 60, workload=worker)

@@ -12,18 +12,20 @@ from darwin import ENGINE as APPLE
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from plamo_study import paths
-from plamo_study.analysis import kernels as named
-from plamo_study.engine import ggml, kernels, library
-from plamo_study.measure import files, machine, plan, proof, recording, tolerance, workloads
-from plamo_study.measure.journal import latest_rows, read
-from plamo_study.measure.plan import Plan
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
-from plamo_study.models import casts, recipes, registry, tensors
-from plamo_study.oracle import weights
-from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.quantization import plan as plan_quantization
+from llama_meter import paths
+from llama_meter.engine import ggml, kernels, library
+from llama_meter.journal import latest_rows, read
+from llama_meter.measure import files, machine, plan, proof, tolerance
+from llama_meter.measure.plan import Plan
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models import casts, recipes, registry, tensors
+from llama_meter.oracle import weights
+from llama_meter.oracle.compare import relative_error
+from llama_meter.workloads import phases
+from plamo_study.arithmetic import kernels as named
+from plamo_study.plans import quantization as plan_quantization
+from plamo_study.read import recording
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 
@@ -185,11 +187,11 @@ def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_en
 def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):
     cell = mini("decode", n_prompt=4, n_gen=2)
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
-    large = workloads.run(cell, mini_file(), 0, lambda stage: None)
-    assert len(large.series["read"]) == workloads.BESIDE_PASSES
+    large = phases.run(cell, mini_file(), 0, lambda stage: None)
+    assert len(large.series["read"]) == phases.BESIDE_PASSES
     assert min(large.series["read"]) > 0
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 30)
-    assert "read" not in workloads.run(cell, mini_file(), 0, lambda stage: None).series
+    assert "read" not in phases.run(cell, mini_file(), 0, lambda stage: None).series
 
 
 @pytest.mark.parametrize("fields", [{"use_mmap": False}, {"cold": True}])

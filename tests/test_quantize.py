@@ -16,15 +16,15 @@ import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.engine import quantizer
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import EngineError
-from plamo_study.errors import StudyError
-from plamo_study.measure import checking, quantizing
-from plamo_study.models import gguf_file, recipes, registry, synthetic, tensors
-from plamo_study.models.finding import blocking
-from plamo_study.models.mixture import FLOATS
-from plamo_study.models.recipes import FILE_TYPES, RECIPES, Recipe, recipe
+from llama_meter.engine import quantizer
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import EngineError
+from llama_meter.errors import StudyError
+from llama_meter.measure import checking, quantizing
+from llama_meter.models import gguf_file, recipes, registry, synthetic, tensors
+from llama_meter.models.finding import blocking
+from llama_meter.models.mixture import FLOATS
+from llama_meter.models.recipes import FILE_TYPES, RECIPES, Recipe, recipe
 
 SHAPES = [spec for (_, scale), spec in registry.load().items() if scale == "shape" and not spec.values]
 PLAIN = [Recipe(name) for name in FILE_TYPES]

@@ -10,14 +10,14 @@ import pytest
 from conftest import mini, mini_file
 from test_watch import LIMIT_S, SECOND, made_up
 
-from plamo_study import paths
-from plamo_study.measure import journal, machine, process, system, watch
-from plamo_study.measure.cells import Idle, Read
-from plamo_study.measure.rows import Conditions, Evidence, Row
-from plamo_study.measure.worker import Job
-from plamo_study.present import evidence
-from plamo_study.studies import collect
-from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
+from llama_meter import journal, paths
+from llama_meter.cells import Idle, Read
+from llama_meter.measure import machine, process, system, watch
+from llama_meter.measure.worker import Job
+from llama_meter.rows import Conditions, Evidence, Row
+from plamo_study.live import collect
+from plamo_study.plans.phase_asymmetry import phase_asymmetry
+from plamo_study.show import evidence
 
 
 class Linux:

@@ -5,12 +5,15 @@ import nbformat
 import pytest
 from test_left_out import shown
 
-from plamo_study import measurements, paths
-from plamo_study.measure import journal, plan, recording, runner
-from plamo_study.measure.journal import LOCAL, REFERENCE
-from plamo_study.measure.rows import Fact, Row
-from plamo_study.present import theme
-from plamo_study.studies import collect, registry
+from llama_meter import journal, paths
+from llama_meter.journal import LOCAL, REFERENCE
+from llama_meter.measure import plan, runner
+from llama_meter.rows import Fact, Row
+from plamo_study import measurements
+from plamo_study.live import collect
+from plamo_study.plans import registry
+from plamo_study.read import recording
+from plamo_study.show import theme
 
 pytestmark = pytest.mark.long
 

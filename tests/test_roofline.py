@@ -10,19 +10,19 @@ import psutil
 import pytest
 from built import longer
 
-from plamo_study import paths
-from plamo_study.analysis import ceilings, roofline
-from plamo_study.analysis.roofline import Ceilings, parts, work
-from plamo_study.engine import kernels
-from plamo_study.errors import StudyError
-from plamo_study.measure import files, machine, plan, workloads
-from plamo_study.measure.asked import sweep
-from plamo_study.measure.recording import Recording
+from llama_meter import paths
+from llama_meter.engine import kernels
+from llama_meter.errors import StudyError
+from llama_meter.measure import files, machine, plan
+from llama_meter.measure.asked import sweep
+from llama_meter.workloads import phases as workloads
+from plamo_study.arithmetic import ceilings, every_cell, intensity, literature, roofline
+from plamo_study.arithmetic.roofline import Ceilings, parts, work
 from plamo_study.measurements import recording
-from plamo_study.present import evidence, theme
-from plamo_study.present.processors import processor
-from plamo_study.studies.roofline import every_cell, intensity, literature, plan as plan_roofline
-from plamo_study.studies.timeline import plan as plan_timeline
+from plamo_study.plans import roofline as plan_roofline, timeline as plan_timeline
+from plamo_study.read.processors import processor
+from plamo_study.read.recording import Recording
+from plamo_study.show import evidence, theme
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)

@@ -14,24 +14,14 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
 
+from llama_meter import journal
+from llama_meter.errors import StudyError
+from llama_meter.measure import bench, durations, identity, machine, plan, process, runner, watch
+from llama_meter.rows import Conditions, Row, content_id
 from plamo_study.cli import report
-from plamo_study.errors import StudyError
-from plamo_study.measure import (
-    bench,
-    durations,
-    frame,
-    identity,
-    journal,
-    machine,
-    plan,
-    process,
-    recording,
-    runner,
-    watch,
-)
-from plamo_study.measure.rows import Conditions, Row, content_id
-from plamo_study.present import evidence
-from plamo_study.studies import collect
+from plamo_study.live import collect
+from plamo_study.read import frame, recording
+from plamo_study.show import evidence
 
 KILLS, LONGEST_S = 5, 0.8
 

@@ -4,11 +4,11 @@ import msgspec
 import nbformat
 from crosscheck.selfcheck import example_row
 
-from plamo_study import paths
+from llama_meter import paths
+from llama_meter.measure.runner import Summary
+from llama_meter.rows import Failure
 from plamo_study.cli import notebooks, report
-from plamo_study.measure.rows import Failure
-from plamo_study.measure.runner import Summary
-from plamo_study.studies import registry
+from plamo_study.plans import registry
 
 NAME = "01-phase-asymmetry"
 PARAMETERS = 'source: str = "recorded"  # where from\nscale: str = "shape"  # how large'

@@ -13,30 +13,22 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from msgspec.structs import replace as replaced
 
+from llama_meter.cells import PARTS, SERVER, SPLIT, Traffic
+from llama_meter.errors import StudyError
+from llama_meter.measure import runner
+from llama_meter.measure.asked import sweep
+from llama_meter.measure.plan import change
+from llama_meter.serve import server
+from llama_meter.simulate import policies, traffic
+from llama_meter.simulate.clock import Simulated
+from llama_meter.simulate.loop import Load, serve
+from llama_meter.simulate.steps import fit
+from llama_meter.workloads import scheduling as workload, sender
 from plamo_study import measurements
-from plamo_study.errors import StudyError
-from plamo_study.measure import recording, runner, server
-from plamo_study.measure.asked import sweep
-from plamo_study.measure.cells import PARTS, SERVER, SPLIT, Traffic
-from plamo_study.measure.plan import change
-from plamo_study.studies import cluster
-from plamo_study.studies.disaggregation import requests
-from plamo_study.studies.scheduling import (
-    analysis,
-    fleets,
-    fleets_plan,
-    kept,
-    measures,
-    observed,
-    plan,
-    policies,
-    simulations,
-    traffic,
-    workload,
-)
-from plamo_study.studies.scheduling.clock import Simulated
-from plamo_study.studies.scheduling.loop import Load, serve
-from plamo_study.studies.scheduling.steps import fit
+from plamo_study.laws import fleets, observed, queueing, simulations
+from plamo_study.plans import scheduling as fleets_plan, scheduling as plan
+from plamo_study.read import recording, scheduling as measures
+from plamo_study.run import cluster
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
 
@@ -140,7 +132,7 @@ def test_two_processes_that_share_the_work_answer_the_same_requests_at_the_same_
     cell = asked(HYBRID, SPLIT, n_threads=2)
     measured, load = run(cell), traffic.drawn(cell)
     answered(measured, load)
-    assert [half(cell).n_threads for half in (requests.sending, requests.receiving)] == [1, 1], "of two threads in all"
+    assert [half(cell).n_threads for half in (sender.sending, sender.receiving)] == [1, 1], "of two threads in all"
     assert [request.arrived_ns / 1e9 for request in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
     moved = zip(measured.requests, measured.series["shipped"], measured.series["loaded"], strict=True)
     for request, shipped, loaded in moved:
@@ -262,7 +254,7 @@ def test_splitting_needs_states_that_can_move():
 def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
     split = rows[rows["label"] == SPLIT]
     light, middle = sorted(split["per_second"].unique())
-    ships, loads = analysis.shipping(observed.of_rows(rows), HYBRID, without=middle)
+    ships, loads = queueing.shipping(observed.of_rows(rows), HYBRID, without=middle)
     there = split[(split["per_second"] == light) & ~split["disturbed"]]
     tokens = there["requests"].iloc[0][0].n_prompt
     for named, told in (("shipped", ships), ("loaded", loads)):
@@ -270,7 +262,7 @@ def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
               if r.n_prompt == tokens]  # fmt: skip
         assert told(tokens) == pytest.approx(np.median(of))
     with pytest.raises(StudyError, match="no state was shipped"):
-        analysis.shipping(observed.of_rows(split[split["per_second"] == light]), HYBRID, without=light)
+        queueing.shipping(observed.of_rows(split[split["per_second"] == light]), HYBRID, without=light)
 
 
 # ------------------------------------------------------------------ predictions, and what they are held against
@@ -288,17 +280,17 @@ def test_a_percentile_of_too_few_requests_is_not_given():
 @pytest.mark.long
 def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_give_the_same(monkeypatch):
     rows = recording.read("10-scheduling", "recorded", "mini").rows
-    looked_up, asked, made = kept.looked_up, count(), []
+    looked_up, asked, made = simulations.looked_up, count(), []
 
     def sometimes_again(what, load, model, simulate, *more):
         found = looked_up(what, load, model, lambda: made.append(what) or simulate(), *more)
         assert next(asked) % 30 or simulate() == pytest.approx(found, rel=1e-6, nan_ok=True)
         return found
 
-    monkeypatch.setattr(kept, "used", {})
+    monkeypatch.setattr(simulations, "used", {})
     monkeypatch.setattr(simulations.kept, "looked_up", sometimes_again)
     seen = observed.of_rows(rows)
-    analysis.predictions(seen, taken("mini"))
+    queueing.predictions(seen, taken("mini"))
     assert next(asked) > 80
     assert made == [], "python tools/simulated.py"
 
@@ -306,7 +298,7 @@ def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_gi
 def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
     model = next(iter(observed.fitted(seen).values()))
     load, monkey = simulations.at_rate(observed.typical(seen), 20.0, 50), {}
-    monkeypatch.setattr(kept, "used", monkey)
+    monkeypatch.setattr(simulations, "used", monkey)
     for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
         for own in (model, model.slower(1.001), replace(model, waking=model.waking + 1e-3)):
             for rule, slots in (("shared", 4), ("shared", 5), ("one at a time", 4)):
@@ -323,7 +315,7 @@ def taken(scale):
 @pytest.fixture
 def seldom(monkeypatch):
     """One simulation of a load: which predictions there are, and what they know, is the same."""
-    for module, name in ((simulations, "ASKED"), (simulations, "SEEDS"), (analysis, "SEEDS")):
+    for module, name in ((simulations, "ASKED"), (simulations, "SEEDS"), (queueing, "SEEDS")):
         monkeypatch.setattr(module, name, 1)
 
 
@@ -344,12 +336,12 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
     both = (usual, observed.of_rows(changed))
     monkeypatch.setattr(measurements, "collect", lambda *asked: replace(recorded, rows=rows))
-    before = analysis.predictions(usual, taken("shape"))
+    before = queueing.predictions(usual, taken("shape"))
     measurements.recording.cache_clear()
     monkeypatch.setattr(measurements, "collect", lambda *asked: replace(recorded, rows=changed))
-    after = analysis.predictions(both[1], taken("shape"))
+    after = queueing.predictions(both[1], taken("shape"))
     measurements.recording.cache_clear()
-    told = before["way"].isin(analysis.PACED)
+    told = before["way"].isin(queueing.PACED)
     same = (before["per_second"] == at) & ~told
     assert before.loc[same, "predicted"].tolist() == pytest.approx(after.loc[same, "predicted"].tolist(), nan_ok=True)
     assert after.loc[same, "measured"].iloc[0].value > 5 * before.loc[same, "measured"].iloc[0].value

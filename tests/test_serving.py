@@ -13,16 +13,18 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
-from plamo_study.analysis import stats
-from plamo_study.engine import server_build
-from plamo_study.errors import StudyError
-from plamo_study.measure import concurrency, server
-from plamo_study.measure.cells import Serving
-from plamo_study.measure.rows import Request
-from plamo_study.measure.server import Setup
-from plamo_study.measure.tolerance import NEAR_TIE
-from plamo_study.studies.serving import analysis, client, load, metrics, objectives, workload
-from plamo_study.studies.serving.client import Answer, Prompt, Target
+from llama_meter import stats
+from llama_meter.cells import Serving
+from llama_meter.engine import server_build
+from llama_meter.errors import StudyError
+from llama_meter.measure.tolerance import NEAR_TIE
+from llama_meter.rows import Request
+from llama_meter.serve import client, concurrency, load, objectives, server
+from llama_meter.serve.client import Answer, Prompt, Target
+from llama_meter.serve.server import Setup
+from llama_meter.workloads import serving
+from plamo_study.laws import serving as analysis
+from plamo_study.read import serving as metrics
 
 MS = 1_000_000
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
@@ -479,7 +481,7 @@ def cell(model=HYBRID, **fields):
 
 
 def run(which):
-    return workload.run(which, mini_file(which.model), lambda stage: None)
+    return serving.run(which, mini_file(which.model), lambda stage: None)
 
 
 def test_a_server_that_dies_under_load_is_a_row_with_signal_assertion_and_what_was_in_flight(tmp_path, monkeypatch):

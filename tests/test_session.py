@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import EngineError, Session, SessionConfig, model_params
-from plamo_study.oracle.compare import relative_error
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params
+from llama_meter.oracle.compare import relative_error
 
 PROMPTS = {seq: np.random.default_rng(seq).integers(5, 512, 24) for seq in range(4)}
 

@@ -14,9 +14,9 @@ import tarfile
 
 import pytest
 
-from plamo_study import paths
-from plamo_study.engine import builds
-from plamo_study.errors import StudyError
+from llama_meter import paths
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
 
 OLD = """\
 #!/bin/sh

@@ -6,13 +6,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from plamo_study.errors import StudyError
-from plamo_study.studies.scheduling import clock, policies
-from plamo_study.studies.scheduling.clock import Simulated
-from plamo_study.studies.scheduling.loop import Load, quantile, serve
-from plamo_study.studies.scheduling.simulations import mg1, theory
-from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, fit
-from plamo_study.studies.scheduling.traffic import shaped
+from llama_meter.errors import StudyError
+from llama_meter.simulate import clock, policies
+from llama_meter.simulate.clock import Simulated
+from llama_meter.simulate.loop import Load, quantile, serve
+from llama_meter.simulate.steps import AWAKE_S, Calls, fit
+from llama_meter.simulate.traffic import shaped
+from plamo_study.laws.simulations import mg1, theory
 
 N = 10_000
 SIGMAS = 4  # of the sampling error that a mean may be off: one test in some 16,000 fails by chance

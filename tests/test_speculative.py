@@ -13,16 +13,20 @@ from conftest import ATTENTION, HYBRID, mini_file
 from scipy import special
 from trials import drafts as served
 
-from plamo_study.engine import builds
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.errors import StudyError
-from plamo_study.measure import cells, server, tolerance
-from plamo_study.measure.cells import TERMS, Speculate
-from plamo_study.measure.process import work
-from plamo_study.measure.tolerance import TOLERANCE
-from plamo_study.measure.worker import Job
-from plamo_study.models import synthetic
-from plamo_study.studies.speculative import analysis, drafters, loop, plan, workload
+from llama_meter import cells
+from llama_meter.cells import TERMS, Speculate
+from llama_meter.engine import builds
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.errors import StudyError
+from llama_meter.measure import tolerance
+from llama_meter.measure.process import work
+from llama_meter.measure.tolerance import TOLERANCE
+from llama_meter.measure.worker import Job
+from llama_meter.models import synthetic
+from llama_meter.serve import server
+from llama_meter.workloads import drafters, speculation, speculative
+from plamo_study.laws import drafting
+from plamo_study.plans import speculative as plan
 
 K = 4
 KEYS = itertools.count()
@@ -39,7 +43,7 @@ def run(cell, engine=""):
     if engine:
         outcome = work(Job(cell=cell, path=str(path)), 100.0, engine, workload=plan.WORKLOAD)
         assert outcome.status == "ok", outcome.failure
-    measured = outcome.measured if engine else workload.run(cell, path, lambda stage: None, *others)
+    measured = outcome.measured if engine else speculative.run(cell, path, lambda stage: None, *others)
     assert measured.valid, measured.checks
     return measured
 
@@ -70,7 +74,7 @@ def test_however_a_draft_is_taken_back_the_answer_is_the_target_s_own(model, way
     assert taken_back
     assert replays == 0 if measured.checks["removes"] else replays <= taken_back
     assert measured.samples_ns[0] == [sum(terms) for terms in zip(*(measured.series[t] for t in TERMS), strict=True)]
-    assert len(measured.series["plain ns"]) == workload.STEPS, "plain decode is timed on the same weights"
+    assert len(measured.series["plain ns"]) == speculative.STEPS, "plain decode is timed on the same weights"
     assert min(measured.series["plain ns"]) > 0
 
 
@@ -91,7 +95,7 @@ def test_a_state_that_comes_back_wrong_fails_the_row(monkeypatch):
             self, seq, _damaged(state) if part == "fixed" else state, n, part
         )
     )  # fmt: skip
-    measured = workload.run(speculate(way="part"), mini_file(HYBRID), lambda stage: None)
+    measured = speculative.run(speculate(way="part"), mini_file(HYBRID), lambda stage: None)
     assert not measured.valid
     assert not measured.checks["second_path"]
 
@@ -115,7 +119,7 @@ def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
     rng, draws = np.random.default_rng(0), 2_000
     counts = drafters.accepted(0.7, K, rng)
     drawn = np.array([next(counts) for _ in range(draws)])
-    expected = draws * analysis.probabilities(np.array([0.7]), K)[:, 0]
+    expected = draws * drafting.probabilities(np.array([0.7]), K)[:, 0]
     assert as_often(np.bincount(drawn, minlength=K + 1), expected)
     answers = [drafters.accepted(0.7, K, np.random.default_rng(n)) for n in range(50)]
     means = [np.mean(list(itertools.islice(answer, 16))) for answer in answers]
@@ -146,17 +150,17 @@ def test_a_model_that_drafts_gives_the_same_draft_however_often_it_is_asked():
 def test_rejection_sampling_leaves_the_target_s_distribution():
     """Draws of three tokens from two drafters: by chi-square against what the target alone gives."""
     rng, n_vocab, draws = np.random.default_rng(1), 4, 2_000
-    p, q = (loop.probabilities(rng.normal(0, 1.5, (n_vocab, n_vocab)), 0.7) for _ in range(2))  # by the last token
+    p, q = (speculation.probabilities(rng.normal(0, 1.5, (n_vocab, n_vocab)), 0.7) for _ in range(2))
     counts, sure = np.zeros((n_vocab, n_vocab)), np.zeros(n_vocab)
     for _ in range(draws):
         first = rng.choice(n_vocab, p=q[0])
         second = rng.choice(n_vocab, p=q[first])
-        n, after = loop.verified(np.array([first, second]), q[[0, first]], p[[0, first, second]], rng)
+        n, after = speculation.verified(np.array([first, second]), q[[0, first]], p[[0, first, second]], rng)
         given = [*[first, second][:n], after]
         if len(given) == 1:
             given.append(rng.choice(n_vocab, p=p[given[0]]))
         counts[given[0], given[1]] += 1
-        n, after = loop.verified(np.array([2]), loop.one_hot(np.array([2]), n_vocab), p[[0, 2]], rng)
+        n, after = speculation.verified(np.array([2]), speculation.one_hot(np.array([2]), n_vocab), p[[0, 2]], rng)
         sure[2 if n else after] += 1
     expected = draws * p[0][:, None] * p
     assert as_often(counts.ravel(), expected.ravel())
@@ -171,7 +175,7 @@ def test_a_draft_that_cannot_be_held_is_refused_before_anything_is_loaded():
     )  # fmt: skip
     for fields, said in refused:
         with pytest.raises(StudyError, match=said):
-            workload.run(speculate(**fields), mini_file(HYBRID), lambda stage: None)
+            speculative.run(speculate(**fields), mini_file(HYBRID), lambda stage: None)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch):
@@ -206,8 +210,8 @@ def test_that_build_takes_back_what_it_drafted_and_says_so(native):
 TRIALS = """
 import sys
 import numpy as np
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.oracle.compare import relative_error
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.oracle.compare import relative_error
 
 rng, worst = np.random.default_rng(0), 0.0
 with Session(sys.argv[1], SessionConfig(n_ctx_seq=64, n_rs_seq=8)) as session:
@@ -261,7 +265,7 @@ def frame(**costs):
 
 
 def break_even(rows):
-    return analysis.break_even(analysis.speed_ups(rows))
+    return drafting.break_even(drafting.speed_ups(rows))
 
 
 def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_would():
@@ -270,7 +274,7 @@ def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_wo
     (found,) = break_even(rows).to_dict("records")
     assert found["pays"] == "from"
     a = found["from"].value
-    assert analysis.tokens(np.array([a]), K)[0] == pytest.approx(2.0, abs=0.02)
+    assert drafting.tokens(np.array([a]), K)[0] == pytest.approx(2.0, abs=0.02)
     (later,) = break_even(frame(back=1.0)).to_dict("records")
     assert later["from"].value > a
     assert break_even(frame(verify=9.0))["pays"].tolist() == ["never"]
@@ -280,23 +284,23 @@ def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_wo
 
 
 def test_rounds_are_held_against_the_sum_of_their_terms():
-    found = analysis.rounds(frame(removes=True))
+    found = drafting.rounds(frame(removes=True))
     assert found["close"].all()
     assert found[found["accepted"] == K]["promised"].iloc[0] == pytest.approx(2.0)
     assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(3.0)
     rows = frame()
-    assert not analysis.rounds(longer(rows, rows["status"] == "ok", 1.2))["close"].any()
+    assert not drafting.rounds(longer(rows, rows["status"] == "ok", 1.2))["close"].any()
 
 
 def test_several_sequences_cost_what_each_of_them_takes_back_and_nothing_where_tokens_are_removed():
     n_seq, at = 3, np.array([0.0, 1.0])
     accepted = np.random.default_rng(0).integers(0, K + 1, (40, n_seq))
     seconds = 2 + ((0.5 + 0.25 * (accepted + 1)) * (accepted < K)).sum(axis=1)
-    process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "how": analysis.PART})
+    process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "how": drafting.PART})
     process["series"] = {"accepted": accepted.ravel()}
-    assert analysis.round_seconds(process, at).tolist() == pytest.approx([2 + n_seq * 0.75, 2])
-    process["how"] = analysis.NATIVE
-    assert analysis.round_seconds(process, at).tolist() == [np.median(seconds)] * 2
+    assert drafting.round_seconds(process, at).tolist() == pytest.approx([2 + n_seq * 0.75, 2])
+    process["how"] = drafting.NATIVE
+    assert drafting.round_seconds(process, at).tolist() == [np.median(seconds)] * 2
 
 
 @pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
@@ -312,9 +316,9 @@ def test_llama_server_accepts_the_drafts_that_our_loop_accepts(model):
 def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
     with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=128)) as session:
         prompt = np.random.default_rng(3).integers(5, session.n_vocab, 24, dtype=np.int32)
-        reference = loop.Reference(session, 0, prompt, 12, temperature=0.0, seed=0)
+        reference = speculation.Reference(session, 0, prompt, 12, temperature=0.0, seed=0)
         place = 30
         other = int(np.argsort(reference.expected(place))[-2])
-        gap, rounding = workload._explained(speculate(), session, reference, place, other)
+        gap, rounding = speculative._explained(speculate(), session, reference, place, other)
         assert gap > tolerance.BOTH_MOVE * rounding
         assert 0 < rounding < 1e-2

@@ -8,13 +8,12 @@ import pytest
 from conftest import HYBRID, mini_file
 from typer.testing import CliRunner
 
+from llama_meter.errors import StudyError
+from llama_meter.serve import client, probe, server, traffic
+from llama_meter.serve.client import Target
+from llama_meter.serve.probe import Ask
+from llama_meter.serve.server import Setup
 from plamo_study.cli import main, server as cli_server
-from plamo_study.errors import StudyError
-from plamo_study.measure import server
-from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import client, probe, traffic
-from plamo_study.studies.serving.client import Target
-from plamo_study.studies.serving.probe import Ask
 
 
 @pytest.fixture

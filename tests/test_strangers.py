@@ -6,16 +6,15 @@ import msgspec
 import pytest
 from test_packing import rekeyed
 
-from plamo_study import paths
-from plamo_study.analysis.estimates import estimate
+from llama_meter import journal, packs, paths
+from llama_meter.cells import Decode
+from llama_meter.errors import StudyError
+from llama_meter.rows import Fact, Row, content_id
 from plamo_study.cli import rows as commands
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, packing
-from plamo_study.measure.cells import Decode
-from plamo_study.measure.rows import Fact, Row, content_id
+from plamo_study.laws import machines, strangers
 from plamo_study.measurements import measured_added
-from plamo_study.studies.machines import analysis, strangers
-from plamo_study.studies.registry import STUDIES
+from plamo_study.plans.registry import STUDIES
+from plamo_study.stats.estimates import estimate
 
 pytestmark = pytest.mark.timeout(300)
 REFERENCE = paths.MEASURED / "reference"
@@ -31,7 +30,7 @@ def journals(machine, names):
 
 
 def packed(machine, names=PAGES):
-    return packing.packed(machine, journals(machine, names), STUDIES).data
+    return packs.packed(machine, journals(machine, names), STUDIES).data
 
 
 def invented(change=lambda row: row, only=lambda row: True):
@@ -52,7 +51,7 @@ def invented(change=lambda row: row, only=lambda row: True):
                 records[number] = rekeyed(change(record), ids)
         machine = ids[ZEN5]
         made[name] = [each for each in records if not isinstance(each, Row) or only(each)]
-    return packing.packed(machine, made, STUDIES).data, machine
+    return packs.packed(machine, made, STUDIES).data, machine
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def written(tmp_path, data):
 @pytest.mark.parametrize(("machine", "names"), [(ZEN5, PAGES), (XEON, {"04-controlled.shape"})])
 def test_a_recorded_machine_s_pack_holds_and_has_a_text_for_a_pull_request(machine, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = packing.unpack(packed(machine, names), STUDIES)
+    found = packs.unpack(packed(machine, names), STUDIES)
     strangers.check(found)
     text = strangers.text(found, "mine.rows.gz", "plamo-study rows pack")
     assert "<" not in text.replace("\\<", "")
@@ -105,16 +104,16 @@ def test_the_command_writes_both_files_or_none(measured, tmp_path):
 def test_an_invented_mac_is_shown_beside_the_reference_on_pages_13_and_03(measured, tmp_path):
     data, machine = invented()
     commands.add(written(tmp_path, data))
-    found = analysis.passes(analysis.recordings("live", "shape"))
+    found = machines.passes(machines.recordings("live", "shape"))
     assert set(found["chip"]) == {"AMD EPYC Zen 5", MAC["chip"]}
-    assert {MAC["chip"]} <= {*analysis.pairs(found)["known"], *analysis.pairs(found)["asked"]}
-    assert MAC["chip"] not in set(analysis.passes(analysis.recordings("recorded", "shape"))["chip"])
+    assert {MAC["chip"]} <= {*machines.pairs(found)["known"], *machines.pairs(found)["asked"]}
+    assert MAC["chip"] not in set(machines.passes(machines.recordings("recorded", "shape"))["chip"])
     guests = measured_added("03-batch-scaling").query("usable == True and metric == 'step' and build == 'stock'")
     rate = estimate(guests[guests.policy.eq("shared")], by="machine model n_seq", work="n_seq")
     assert set(rate["machine"]) == {MAC["chip"]}
     assert {8, 9} <= set(rate["n_seq"])
     assert measured_added("03-batch-scaling", asked=False).empty
-    assert packing.remove(machine)
+    assert packs.remove(machine)
     assert measured_added("03-batch-scaling").empty
 
 
@@ -157,12 +156,12 @@ def test_a_row_of_another_engine_than_its_facts_name_is_refused(facts, layers, w
                and isinstance(each.cell, Decode))  # fmt: skip
     row = msgspec.structs.replace(row, cell=msgspec.structs.replace(row.cell, n_gpu_layers=layers))
     with pytest.raises(ValueError, match=why):
-        packing._check_engine(row, machine, engine)
+        packs._check_engine(row, machine, engine)
     gpu = {"gpus": [{"name": "MTL0"}]}
-    packing._check_engine(row, MAC | gpu, engine | {"gpu_offload": True, "build": "CPU : NEON = 1"})
+    packs._check_engine(row, MAC | gpu, engine | {"gpu_offload": True, "build": "CPU : NEON = 1"})
 
 
 def test_a_text_shows_nothing_that_markdown_obeys():
-    found = packing.unpack(packed(XEON, {"04-controlled.shape"}), STUDIES)
+    found = packs.unpack(packed(XEON, {"04-controlled.shape"}), STUDIES)
     text = strangers.text(found, "a`b|c.rows.gz", "plamo-study rows pack <x>")
     assert "`a\\`b" in text

@@ -18,17 +18,18 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from playwright.sync_api import sync_playwright
 from typer.testing import CliRunner
 
-from plamo_study.analysis import roofline
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.engine.spans import ADDS_UP, Node, Operand
+from llama_meter.engine.timeline import Recorder, request
+from llama_meter.errors import StudyError
+from llama_meter.measure import files
+from llama_meter.models import tensors
+from llama_meter.workloads import operators, timed_request as tracing, timeline as workload
+from llama_meter.workloads.timeline import timeline_of
+from plamo_study.arithmetic import roofline
 from plamo_study.cli import trace as cli_trace
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.engine.spans import ADDS_UP, Node, Operand
-from plamo_study.engine.timeline import Recorder, request
-from plamo_study.errors import StudyError
-from plamo_study.measure import files
-from plamo_study.models import tensors
-from plamo_study.studies.timeline import analysis as study, operators, request as tracing, workload
-from plamo_study.studies.timeline.workload import timeline_of
+from plamo_study.laws import timeline as study
 
 MODELS = (HYBRID, ATTENTION)
 PROMPT, STEPS = 24, 3

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from training import baselines, card, corpus, scoring
 
-from plamo_study import paths
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.engine.tokenizer import Tokenizer
-from plamo_study.errors import StudyError
-from plamo_study.models import embedded, registry, synthetic, tensors
-from plamo_study.oracle import mamba as oracle_mamba
-from plamo_study.oracle.compare import agreement
-from plamo_study.oracle.forward import Oracle
+from llama_meter import paths
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.engine.tokenizer import Tokenizer
+from llama_meter.errors import StudyError
+from llama_meter.models import embedded, registry, synthetic, tensors
+from llama_meter.oracle import layers as oracle_mamba
+from llama_meter.oracle.compare import agreement
+from llama_meter.oracle.forward import Oracle
 
 NAMES = ("plamo-2-1b", "plamo-3-nict-2b")
 DRAFTS = ("plamo-2-draft", "plamo-3-draft")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from plamo_study import paths
+from llama_meter import paths
 
 pytestmark = pytest.mark.long
 

@@ -15,14 +15,16 @@ import pytest
 from conftest import HYBRID, mini, mini_file
 from test_runner import remembered, small_plan
 
-from plamo_study.measure import bench, frame, journal, machine, process, runner, watch
-from plamo_study.measure.cells import Idle
-from plamo_study.measure.process import work
-from plamo_study.measure.rows import Conditions, Evidence, Row
-from plamo_study.measure.worker import Job
-from plamo_study.models import registry, synthetic
-from plamo_study.present import evidence
-from plamo_study.studies import collect
+from llama_meter import journal
+from llama_meter.cells import Idle
+from llama_meter.measure import bench, machine, process, runner, watch
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models import registry, synthetic
+from llama_meter.rows import Conditions, Evidence, Row
+from plamo_study.live import collect
+from plamo_study.read import frame
+from plamo_study.show import evidence
 
 SECOND = 10**9
 UNTIL_IT_ENDS = 10**6  # times that a worker is stopped
@@ -145,7 +147,7 @@ def stopped(seconds, times=1):
         while not over.wait(0.05):
             for child in set(psutil.Process().children()) - before:
                 with suppress(psutil.Error):  # it is gone
-                    if "plamo_study.measure.worker" in child.cmdline():
+                    if "llama_meter.measure.worker" in child.cmdline():
                         for _ in range(times):
                             child.suspend()
                             over.wait(seconds)

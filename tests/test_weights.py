@@ -7,13 +7,13 @@ import pytest
 import released
 from conftest import HYBRID, mini_file
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.measure import files, frame, journal, plan, runner
-from plamo_study.measure.cells import Prefill
-from plamo_study.models import convert, registry, synthetic
-from plamo_study.studies import registry as registry_of_studies
-from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
+from llama_meter import journal, paths
+from llama_meter.cells import Prefill
+from llama_meter.errors import StudyError
+from llama_meter.measure import files, plan, runner
+from llama_meter.models import convert, registry, synthetic
+from plamo_study.plans import batch_scaling as batch_scaling_plan, registry as registry_of_studies
+from plamo_study.read import frame
 
 MINI = mini_file()  # before the folder of models is another
 CELL = Prefill(model=HYBRID, scale="weights", dtype="BF16", n_prompt=16)
@@ -60,7 +60,10 @@ def test_a_user_reads_which_models_a_whole_study_of_released_weights_needs():
         with suppress(StudyError):  # a study that has no released weights
             needed |= {name for name, scale, _ in files.needed(study.plan("weights")) if scale == "weights"}
     said = (
-        (paths.ROOT / "USING.md").read_text(encoding="utf-8").split("## Measure released weights")[1].split("\n## ")[0]
+        (paths.ROOT / "docs" / "USING.md")
+        .read_text(encoding="utf-8")
+        .split("## Measure released weights")[1]
+        .split("\n## ")[0]
     )
     assert len(needed) > len(plan.MODELS)
     assert {name for name in needed if not re.search(rf"\b{re.escape(name)}\b", said)} == set()

@@ -11,11 +11,12 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.measure import process, workloads
-from plamo_study.measure.cells import Decode
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
-from plamo_study.models import registry, synthetic
+from llama_meter.cells import Decode
+from llama_meter.measure import process
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models import registry, synthetic
+from llama_meter.workloads import phases
 
 
 def outcome(cell, path=None, limit_s=60.0):
@@ -69,7 +70,7 @@ def test_a_killed_worker_is_reported_with_its_signal(without_rope):
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             for child in psutil.Process().children():
-                if "plamo_study.measure.worker" in " ".join(child.cmdline()) and child.cpu_times().user > 0.5:
+                if "llama_meter.measure.worker" in " ".join(child.cmdline()) and child.cpu_times().user > 0.5:
                     child.kill()
                     return
             time.sleep(0.05)
@@ -94,9 +95,9 @@ def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path
 
 FAMILY = """
 import subprocess, sys, time
-from plamo_study.measure import workloads
-from plamo_study.measure.cells import Decode
-from plamo_study.measure.rows import Measured
+from llama_meter.workloads import phases
+from llama_meter.cells import Decode
+from llama_meter.rows import Measured
 
 def run(cell, path, stage):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -139,10 +140,10 @@ def test_a_gpu_reads_prompts_of_the_measured_shape_before_any_is_timed(layers, u
         calls.append("timed")
         yield
 
-    monkeypatch.setattr(workloads.watch, "timed", timed)
+    monkeypatch.setattr(phases.watch, "timed", timed)
     cell = mini("prefill", n_prompt=24, n_gpu_layers=layers, repetitions=2)
-    draws = workloads.draw(cell, 512, 0)
-    assert workloads._prefill(cell, Recorder(), draws, Path(), proved=False).n_evaluated == 48
+    draws = phases.draw(cell, 512, 0)
+    assert phases._prefill(cell, Recorder(), draws, Path(), proved=False).n_evaluated == 48
     assert calls == [24, *untimed, "timed", 24, "timed", 24]
 
 
@@ -166,7 +167,7 @@ def test_a_gpu_takes_more_steps_before_any_is_timed_and_a_cpu_as_many_as_ever(la
         calls.append("timed")
         yield
 
-    monkeypatch.setattr(workloads.watch, "timed", timed)
+    monkeypatch.setattr(phases.watch, "timed", timed)
     cell = mini("decode", n_gen=n_gen, n_gpu_layers=layers)
-    workloads._decode(cell, Recorder(), workloads.draw(cell, 512, 0), Path(), proved=False)
+    phases._decode(cell, Recorder(), phases.draw(cell, 512, 0), Path(), proved=False)
     assert calls == ["step"] * untimed + ["timed"] + ["step"] * n_gen

@@ -26,12 +26,11 @@ import nbformat
 import psutil
 import typer
 
-from plamo_study import paths
+from llama_meter import journal, paths
+from llama_meter.errors import StudyError
+from llama_meter.rows import Row
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal
-from plamo_study.measure.rows import Row
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 MARK = "PLAMO_STUDY_KILLED"  # in the environment of all that a run starts

@@ -10,16 +10,18 @@ import pandas as pd
 import typer
 from rich.table import Table
 
+from llama_meter import journal
+from llama_meter.cells import Prefill
+from llama_meter.measure.plan import MODELS, model_file
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import Engine, Minutes, use_engine
 from plamo_study.cli.terminal import Terminal
-from plamo_study.measure import journal, recording
-from plamo_study.measure.cells import Prefill
-from plamo_study.measure.plan import MODELS, model_file
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
-from plamo_study.studies.batching_law import analysis, law as batching_law, plan
+from plamo_study.laws import batching as batching_law, batching_tests
+from plamo_study.plans import batching_law as plan
+from plamo_study.read import recording
 
 PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 BATCHES = [1024, 2048, 4096]
@@ -46,8 +48,13 @@ def law(
     if summary.lacking:
         raise typer.Exit(1)
     rows, facts = recording.framed(summary.rows, path)
-    table = analysis.checked(rows, facts)
-    shown = analysis.confusion(table), analysis.by_seed(table), analysis.separation(table), analysis.three_tests(rows)
+    table = batching_tests.checked(rows, facts)
+    shown = (
+        batching_tests.confusion(table),
+        batching_tests.by_seed(table),
+        batching_tests.separation(table),
+        batching_tests.three_tests(rows),
+    )
     for frame in (*shown, _smallest(n_batch or BATCHES)):
         _show(frame)
     raise typer.Exit(0 if table["exact"].all() else 1)

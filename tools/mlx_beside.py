@@ -23,23 +23,24 @@ import typer
 from mlx_model import MlxJob
 from rich.table import Table
 
-from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
-from plamo_study.analysis.usable import undisturbed
+from llama_meter.cells import Decode, Gate, OnModel, Prefill
+from llama_meter.errors import StudyError
+from llama_meter.journal import LOCAL, Journal, journal_path, latest_rows, read
+from llama_meter.measure import machine, watch
+from llama_meter.measure.bench import START_LIMIT_S, Bench, Elsewhere
+from llama_meter.measure.plan import MODELS, Plan, change, with_gates
+from llama_meter.measure.process import Outcome, work
+from llama_meter.measure.runner import CALM_S
+from llama_meter.measure.tasks import Task, Tasks
+from llama_meter.measure.worker import Job
+from llama_meter.rows import Row
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded, interruptible
-from plamo_study.errors import StudyError
-from plamo_study.measure import frame, machine, watch
-from plamo_study.measure.bench import START_LIMIT_S, Bench, Elsewhere
-from plamo_study.measure.cells import Decode, Gate, OnModel, Prefill
-from plamo_study.measure.journal import LOCAL, Journal, journal_path, latest_rows, read
-from plamo_study.measure.plan import MODELS, Plan, change, with_gates
-from plamo_study.measure.process import Outcome, work
-from plamo_study.measure.rows import Row
-from plamo_study.measure.runner import CALM_S
-from plamo_study.measure.tasks import Task, Tasks
-from plamo_study.measure.worker import Job
-from plamo_study.present.tables import show
-from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
+from plamo_study.plans.phase_asymmetry import phase_asymmetry
+from plamo_study.read import frame
+from plamo_study.read.usable import undisturbed
+from plamo_study.show.tables import show
+from plamo_study.stats.estimates import median_sample, paired_ratio, seconds_by_block
 
 STUDY, DTYPE, MLX = "01-mlx", "BF16", "mlx"  # MLX: the name of its build in tasks
 

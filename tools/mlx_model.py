@@ -26,15 +26,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from plamo_study.errors import StudyError
-from plamo_study.measure import watch
-from plamo_study.measure.cells import Decode, Gate, Prefill
-from plamo_study.measure.proof import TAIL_STEPS
-from plamo_study.measure.rows import Measured, passed
-from plamo_study.measure.tolerance import near_tie
-from plamo_study.measure.workloads import draw, warm_passes
-from plamo_study.oracle.compare import relative_error
-from plamo_study.oracle.forward import Oracle
+from llama_meter.cells import Decode, Gate, Prefill
+from llama_meter.errors import StudyError
+from llama_meter.measure import watch
+from llama_meter.measure.proof import TAIL_STEPS
+from llama_meter.measure.tolerance import near_tie
+from llama_meter.oracle.compare import relative_error
+from llama_meter.oracle.forward import Oracle
+from llama_meter.rows import Measured, passed
+from llama_meter.workloads.phases import draw, warm_passes
 
 PIECE = 2048  # tokens of a prompt evaluated at once: prefill_step_size of mlx-lm's generate_step
 SAME = 6e-2  # relative error of logits over two paths that rounding explains: that of BF16 weights here

@@ -15,13 +15,13 @@ import typer
 from rich.table import Table
 from trials import probed as runs
 
+from llama_meter.engine import library
+from llama_meter.measure import result_file
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.terminal import Terminal
-from plamo_study.engine import library
-from plamo_study.measure import result_file
-from plamo_study.studies.serving import analysis
-from plamo_study.studies.serving.results import PROBED
+from plamo_study.laws import serving
+from plamo_study.read.results import PROBED
 
 
 def probed(
@@ -33,7 +33,7 @@ def probed(
     place, servers = report.place(reference), list(runs.known())
     with tempfile.TemporaryDirectory() as folder:
         found = runs.run(servers[: most or None], Path(folder), place, report.console.print)
-    counted = analysis.confusion(found.servers)
+    counted = serving.confusion(found.servers)
     shown = Table("known to be", *(f"probed {name}" for name in counted.columns[1:-1]), "errors")
     for line in counted.to_dict("records"):
         shown.add_row(*(format(value, ".0%") if name == "errors" else str(value) for name, value in line.items()))

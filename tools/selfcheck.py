@@ -15,11 +15,11 @@ from crosscheck import selfcheck as costs
 from rich.table import Table
 from rich.text import Text
 
+from llama_meter.measure import plan
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import Engine, Scale, use_engine
 from plamo_study.cli.terminal import Terminal, echo
-from plamo_study.measure import plan
 
 
 def selfcheck(

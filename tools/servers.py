@@ -19,14 +19,14 @@ from trials import (
     soak as soak_runs,
 )
 
+from llama_meter.engine import library
+from llama_meter.measure import plan
+from llama_meter.models import synthetic
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded, interruptible
 from plamo_study.cli.options import finite
 from plamo_study.cli.server import DAY_S
-from plamo_study.engine import library
-from plamo_study.measure import plan
-from plamo_study.models import synthetic
-from plamo_study.studies.speculative import beside as draft_results
+from plamo_study.laws import beside as draft_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 

@@ -8,8 +8,8 @@ import nbformat
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from plamo_study import paths
-from plamo_study.studies.scheduling import kept
+from llama_meter import paths
+from plamo_study.laws import simulations as kept
 
 
 def main() -> None:

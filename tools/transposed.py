@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from plamo_study.engine import architectures
-from plamo_study.engine.ggml import Tensor
-from plamo_study.engine.nodes import Watched, name_of
-from plamo_study.measure.cells import Hybrid
-from plamo_study.measure.journal import journal_path, latest_rows, read
-from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.hybrids import questions
-from plamo_study.studies.hybrids.catalogue import QUESTIONS, STEPS
+from llama_meter.cells import Hybrid
+from llama_meter.engine.ggml import Tensor
+from llama_meter.engine.nodes import Watched, name_of
+from llama_meter.journal import journal_path, latest_rows, read
+from llama_meter.oracle.compare import relative_error
+from llama_meter.workloads import architectures, hybrid_questions
+from llama_meter.workloads.architectures import QUESTIONS, STEPS
 
 MODEL, VALUES = "minimax-01-moe", "v_trans"  # minimax-01.cpp 354
 PIECES = (1, 2, 3, 4, 5, 7, 8, 12, 21)  # tokens of a micro-batch; 24 tokens leave a rest of three after 7 and 21
@@ -63,12 +62,12 @@ def cut(path: Path, pieces: Iterable[int]) -> Iterator[tuple[int, float, int]]:
     """For prompts cut into micro-batches of so many tokens: the tokens, how far off logits are from those of the whole
     prompt in one call, and how many copies were wrong."""
     (n_prompt,) = QUESTIONS["cut"].lengths
-    with Planted(path, questions.ALONE) as session:
+    with Planted(path, hybrid_questions.ALONE) as session:
         tokens = np.random.default_rng(0).integers(0, session.n_vocab, n_prompt + STEPS, dtype=np.int32)
-        whole = questions.by_itself(session, 0, tokens, n_prompt)
+        whole = hybrid_questions.by_itself(session, 0, tokens, n_prompt)
     for piece in pieces:
-        with Planted(path, replace(questions.ALONE, n_ubatch=piece)) as session:
-            found = questions.by_itself(session, 0, tokens, n_prompt)
+        with Planted(path, replace(hybrid_questions.ALONE, n_ubatch=piece)) as session:
+            found = hybrid_questions.by_itself(session, 0, tokens, n_prompt)
             yield piece, max(relative_error(found[at], row) for at, row in whole.items()), session.taken
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from packaging.requirements import Requirement
 
-from plamo_study import paths
+from llama_meter import paths
 from plamo_study.cli.guard import guarded
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")

@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis.usable import unrepeated, usable
-from plamo_study.errors import StudyError
-from plamo_study.fields import ORDER
-from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.recording import Recording, added, elsewhere, machines_of, read
-from plamo_study.present import processors
-from plamo_study.present.evidence import chip
-from plamo_study.studies.chunked import calls as chunked
-from plamo_study.studies.collect import MORE, collect
-from plamo_study.studies.disaggregation import measures as moved
-from plamo_study.studies.replicas import measures as shared
-from plamo_study.studies.scheduling import measures as scheduling
-from plamo_study.studies.serving import metrics
+from llama_meter.cells import ORDER
+from llama_meter.errors import StudyError
+from llama_meter.measure.asked import NOTHING, Sweep
+from llama_meter.workloads import chunk_calls as chunked
+from plamo_study.live.collect import MORE, collect
+from plamo_study.read import handing_over as moved, processors, replicas as shared, scheduling, serving
+from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read
+from plamo_study.read.usable import unrepeated, usable
+from plamo_study.show.evidence import chip
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
@@ -225,7 +221,7 @@ def answers(*study: Any) -> pd.DataFrame:
     server that was asked.
     """
     found = recording(*study)
-    return metrics.answers(found.rows)
+    return serving.answers(found.rows)
 
 
 def models(
@@ -284,7 +280,7 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts
     if row["workload"] == "serving":
-        yield from metrics.measured(row)
+        yield from serving.measured(row)
     if row["model"] and row["peak_rss_bytes"]:
         peak = float(row["peak_rss_bytes"])
         yield "memory", "B", peak, np.array([peak])

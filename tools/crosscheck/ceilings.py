@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from crosscheck import blas
-from plamo_study import children, progress
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, plan, process
-from plamo_study.measure.cells import MatMul, Read
-from plamo_study.measure.workloads import MATMUL_COLUMNS
-from plamo_study.studies.roofline.side_by_side import INSTALL, Run, SideBySide
+from llama_meter import children, progress
+from llama_meter.cells import MatMul, Read
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, plan, process
+from llama_meter.workloads.phases import MATMUL_COLUMNS
+from plamo_study.laws.side_by_side import INSTALL, Run, SideBySide
 
 READS = 40  # passes over the array in one run: a fifth of a second
 PRODUCTS = 6  # matrix products in one run, after one that warms up

@@ -9,15 +9,14 @@ import subprocess
 from pathlib import Path
 from statistics import median
 
-from plamo_study import children, progress
-from plamo_study.analysis import stats
-from plamo_study.analysis.stats import Estimate
-from plamo_study.engine import builds
-from plamo_study.errors import StudyError
-from plamo_study.measure.cells import Cell, Decode, OnModel
-from plamo_study.measure.plan import change
-from plamo_study.measure.process import ONCE_S, measured_once
-from plamo_study.measure.server import offload
+from llama_meter import children, progress, stats
+from llama_meter.cells import Cell, Decode, OnModel
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
+from llama_meter.measure.plan import change
+from llama_meter.measure.process import ONCE_S, measured_once
+from llama_meter.serve.server import offload
+from llama_meter.stats import Estimate
 
 BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
 

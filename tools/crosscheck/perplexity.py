@@ -14,17 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from crosscheck.llama_bench import ran
-from plamo_study import progress
-from plamo_study.analysis import divergence, stats
-from plamo_study.analysis.stats import Estimate
-from plamo_study.errors import StudyError
-from plamo_study.measure import texts
-from plamo_study.measure.cells import Quality
-from plamo_study.measure.plan import change
-from plamo_study.measure.process import measured_once
-from plamo_study.measure.rows import Measured
-from plamo_study.measure.server import offload
-from plamo_study.studies.quality import workload as quality
+from llama_meter import progress, stats
+from llama_meter.cells import Quality
+from llama_meter.errors import StudyError
+from llama_meter.measure import texts
+from llama_meter.measure.plan import change
+from llama_meter.measure.process import measured_once
+from llama_meter.rows import Measured
+from llama_meter.serve.server import offload
+from llama_meter.stats import Estimate
+from llama_meter.workloads import divergence, quality
 
 ALIKE = 0.01  # of the tool's figure
 ATTEMPTS = 20

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from plamo_study import children, progress
-from plamo_study.measure import files, machine, plan, runner, watch
-from plamo_study.measure.cells import Decode
-from plamo_study.measure.disturbances import BLOCKS, LOADS, Planted, Trial, blocks_of
-from plamo_study.measure.rows import Row
+from llama_meter import children, progress
+from llama_meter.cells import Decode
+from llama_meter.measure import files, machine, plan, runner, watch
+from llama_meter.rows import Row
+from plamo_study.read.disturbances import BLOCKS, LOADS, Planted, Trial, blocks_of
 
 SWEEPS = 40
 CALM_S = 120.0  # longest wait of a sweep for a calm machine

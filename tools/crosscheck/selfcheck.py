@@ -15,17 +15,18 @@ from crosscheck import (
     perplexity as crosscheck_perplexity,
     planted as crosscheck_watch,
 )
-from plamo_study import progress
-from plamo_study.analysis import coverage
-from plamo_study.analysis.stats import Estimate
-from plamo_study.measure import disturbances, files, journal, machine, plan, process, result_file
-from plamo_study.measure.cells import Overhead, Prefill, Quality
-from plamo_study.measure.process import work
-from plamo_study.measure.rows import SCHEMA, Conditions, Row
-from plamo_study.measure.worker import Job
-from plamo_study.models import synthetic
-from plamo_study.studies.quality import plan as plan_quality
-from plamo_study.studies.roofline import side_by_side
+from llama_meter import journal, progress
+from llama_meter.cells import Overhead, Prefill, Quality
+from llama_meter.measure import files, machine, plan, process, result_file
+from llama_meter.measure.process import work
+from llama_meter.measure.worker import Job
+from llama_meter.models import synthetic
+from llama_meter.rows import SCHEMA, Conditions, Row
+from llama_meter.stats import Estimate
+from plamo_study.laws import side_by_side
+from plamo_study.plans import quality as plan_quality
+from plamo_study.read import disturbances
+from plamo_study.stats import coverage
 
 OVERHEAD_LIMIT = 0.01  # of a decode step, at shape
 HITS, FALSE_ALARMS = 0.95, 0.05  # least share of disturbed blocks marked, largest of undisturbed ones

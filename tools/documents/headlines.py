@@ -10,19 +10,16 @@ from functools import cache
 
 import pandas as pd
 
-from plamo_study.analysis.estimates import estimate
-from plamo_study.analysis.stats import Claim
-from plamo_study.errors import StudyError
-from plamo_study.measure.plan import MODELS
-from plamo_study.measure.recording import Recording, added
+from llama_meter.errors import StudyError
+from llama_meter.measure.plan import MODELS
+from llama_meter.stats import Claim
+from plamo_study.laws import batching_tests as batching_law, context, passes as batch_scaling, serving
+from plamo_study.laws.passes import CORRECT
 from plamo_study.measurements import answers, measurements, recording
-from plamo_study.present import charts, collected, theme
-from plamo_study.present.evidence import chips, escaped
-from plamo_study.studies.batch_scaling import analysis as batch_scaling
-from plamo_study.studies.batch_scaling.builds import CORRECT
-from plamo_study.studies.batching_law import analysis as batching_law
-from plamo_study.studies.context import analysis as context
-from plamo_study.studies.serving import analysis as serving
+from plamo_study.read.recording import Recording, added
+from plamo_study.show import charts, collected, theme
+from plamo_study.show.evidence import chips, escaped
+from plamo_study.stats.estimates import estimate
 
 TILE = 4  # columns that the matrix kernels process together
 BEST, REFERENCE = "Q4_0", "F16"

@@ -6,26 +6,26 @@ from collections.abc import Callable
 import nbformat
 from IPython.display import Markdown
 
-from documents import headlines, schema, upstream
+from documents import headlines, house, schema, upstream
 from documents.headlines import recorded
-from plamo_study import paths
-from plamo_study.growing import growing
-from plamo_study.measure import concurrency
-from plamo_study.measure.journal import REFERENCE
-from plamo_study.measure.recording import Recording
+from llama_meter import paths
+from llama_meter.disk import growing
+from llama_meter.journal import REFERENCE
+from llama_meter.serve import concurrency
+from plamo_study.laws import endurance
 from plamo_study.measurements import answers
-from plamo_study.present import collected
-from plamo_study.present.evidence import escaped
-from plamo_study.present.findings import ANSWERS, FINDINGS as FINDINGS_OF, stated
-from plamo_study.present.tables import Table
-from plamo_study.present.theme import ROWS_KEY
-from plamo_study.studies import registry
-from plamo_study.studies.serving import endurance, results
-from plamo_study.studies.speculative import plan as speculation
+from plamo_study.plans import registry, speculative as speculation
+from plamo_study.read import results
+from plamo_study.read.recording import Recording
+from plamo_study.show import collected
+from plamo_study.show.evidence import escaped
+from plamo_study.show.findings import ANSWERS, FINDINGS as FINDINGS_OF, stated
+from plamo_study.show.tables import Table
+from plamo_study.show.theme import ROWS_KEY
 
 CLAIMS = 3  # claims of each notebook that FINDINGS repeats
 README, README_JA = "README.md", "README.ja.md"
-USING, FINDINGS, ROWS = "USING.md", "FINDINGS.md", "data/ROWS.md"
+USING, FINDINGS, CONTRIBUTING, ROWS = "docs/USING.md", "docs/FINDINGS.md", "docs/CONTRIBUTING.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN, ROPE = (
     f"data/upstream/{name}.md"
@@ -44,7 +44,7 @@ def findings() -> str:
 def _found(name: str) -> str:
     """A notebook's title, its first sentence, its evidence, and its first claims with the cells that state them."""
     notebook = nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    title, link = notebook.cells[0].source.splitlines()[0].removeprefix("# "), f"notebooks/{name}.ipynb"
+    title, link = notebook.cells[0].source.splitlines()[0].removeprefix("# "), f"../notebooks/{name}.ipynb"
     said = _said(notebook)
     rows = [
         f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | "
@@ -94,7 +94,7 @@ def _where(notebook: nbformat.NotebookNode, claim: str, link: str) -> str:
 
 def notebooks() -> str:
     """The table of notebooks and their questions."""
-    lines = [f"| [`{name}`](notebooks/{name}.ipynb) | {question} |" for name, question in registry.NOTEBOOKS.items()]
+    lines = [f"| [`{name}`](../notebooks/{name}.ipynb) | {question} |" for name, question in registry.NOTEBOOKS.items()]
     return "\n".join(["| notebook | question |", "|---|---|", *lines])
 
 
@@ -131,6 +131,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     README_JA: {"headlines": lambda: headlines.all_of_them("ja")},
     USING: {"notebooks": notebooks},
     FINDINGS: {"findings": findings},
+    CONTRIBUTING: {"house": house.drawn},
     ROWS: {"rows": schema.of_rows, "cells": schema.of_cells},
     BATCHING: {
         "server": lambda: upstream.server_finding(concurrency.recorded()),

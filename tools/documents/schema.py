@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from plamo_study.measure import cells, rows
+from llama_meter import cells, rows
 
 ROWS: Sequence[type[msgspec.Struct]] = (
     rows.Row, rows.Results, rows.Conditions, rows.State, rows.Evidence, rows.Request, rows.Failure, rows.Fact

@@ -5,27 +5,31 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.analysis import kernels, timing
-from plamo_study.analysis.estimates import compare, estimate
-from plamo_study.measure import files
-from plamo_study.measure.cells import ROTATION
-from plamo_study.measure.concurrency import Served
-from plamo_study.measure.plan import MODELS
-from plamo_study.measure.recording import Recording
+from llama_meter.cells import ROTATION
+from llama_meter.measure import files
+from llama_meter.measure.plan import MODELS
+from llama_meter.serve.concurrency import Served
+from llama_meter.serve.objectives import SLOTS
+from plamo_study.arithmetic import kernels
+from plamo_study.laws import (
+    backends,
+    batching_tests as law_check,
+    drafting as speculation,
+    passes as batch_scaling,
+    passes as builds,
+    passes as chunked,
+    serving,
+)
+from plamo_study.laws.gpu import SCAN
 from plamo_study.measurements import measured_added, measurements
-from plamo_study.present import collected
-from plamo_study.present.evidence import chip, chips, escaped
-from plamo_study.present.tables import Columns, Table, scaled, significant, table
-from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
-from plamo_study.studies.batching_law import analysis as law_check
-from plamo_study.studies.batching_law.grid import TESTS
-from plamo_study.studies.chunked import analysis as chunked
-from plamo_study.studies.machines.gpu import SCAN
-from plamo_study.studies.numeric_range import backends
-from plamo_study.studies.serving import analysis as serving
-from plamo_study.studies.serving.objectives import SLOTS
-from plamo_study.studies.serving.results import CROWDED, HELD_AT, HELD_UP, Crowds
-from plamo_study.studies.speculative import analysis as speculation
+from plamo_study.plans.batching_law import TESTS
+from plamo_study.read.recording import Recording
+from plamo_study.read.results import CROWDED, HELD_AT, HELD_UP, Crowds
+from plamo_study.show import collected
+from plamo_study.show.evidence import chip, chips, escaped
+from plamo_study.show.tables import Columns, Table, scaled, significant, table
+from plamo_study.stats import estimates
+from plamo_study.stats.estimates import compare, estimate
 
 BUILDS = {"stock": "as released", builds.CORRECT: "corrected"}
 TILES = "partial-tiles"
@@ -197,7 +201,7 @@ def projections(recording: Recording) -> Table:
     for n in before.index.intersection(after.index):
         both = pd.concat([before.loc[n], after.loc[n]], axis=1, keys=["split", "one"]).dropna()
         won = f"{(both['split'] > both['one']).sum()} of {len(both)}"
-        entry = {"n_seq": n, "ratio": timing.paired_ratio(both["split"], both["one"]), "won": won}
+        entry = {"n_seq": n, "ratio": estimates.paired_ratio(both["split"], both["one"]), "won": won}
         entries.append(entry | both.median().to_dict())
     columns: Columns = {
         "n_seq": ("sequences", ""),
@@ -224,7 +228,11 @@ def packing(recording: Recording) -> Table:
             rates = (work / seconds.median() / 1e9).to_dict()
             said = {f"{label}_said": f"{rate:.1f} {unit}" for label, rate in rates.items()}
             said["plain_said"] += f" ({kernels.by_type(engine, dtype, packed=False).split('; ')[n]})"
-            entry = {"dtype": dtype, "with": words, "ratio": timing.paired_ratio(seconds["plain"], seconds["packed"])}
+            entry = {
+                "dtype": dtype,
+                "with": words,
+                "ratio": estimates.paired_ratio(seconds["plain"], seconds["packed"]),
+            }
             entries.append(entry | rates | said)
     columns: Columns = {
         "dtype": ("type", ""),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from plamo_study.models.registry import ModelSpec
+from llama_meter.models.registry import ModelSpec
 
 CHUNK = 128  # tokens of the scan computed as one matrix
 NORMS = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / (5 * math.sqrt(5))}  # gains a release starts from

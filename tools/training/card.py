@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plamo_study import paths
+from llama_meter import paths
 
 RECORD = paths.DATA / "models" / "training.json"
 CARD = paths.DATA / "models" / "README.md"

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.errors import StudyError
-from plamo_study.models import gguf_file, numbers, tensors
-from plamo_study.models.registry import ModelSpec
-from plamo_study.models.vocabulary import Vocabulary
+from llama_meter.errors import StudyError
+from llama_meter.models import gguf_file, tensors, values as numbers
+from llama_meter.models.registry import ModelSpec
+from llama_meter.models.vocabulary import Vocabulary
 
 LICENCE = "MIT"
 

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from plamo_study.errors import StudyError
+from llama_meter.errors import StudyError
 
 NEEDS = ("torch", "tokenizers")
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from plamo_study.growing import growing
+from llama_meter.disk import growing
 from training.architectures import Plamo
 
 Tokens = NDArray[np.int32]

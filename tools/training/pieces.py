@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from plamo_study.models.vocabulary import DEFAULTS, Vocabulary
+from llama_meter.models.vocabulary import DEFAULTS, Vocabulary
 from training.corpus import Module
 
 LONGEST = 16  # characters of a piece

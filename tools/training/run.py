@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.models import embedded, recipes, registry, tensors
-from plamo_study.models.registry import ModelSpec
-from plamo_study.models.vocabulary import Vocabulary
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from llama_meter.models import embedded, recipes, registry, tensors
+from llama_meter.models.registry import ModelSpec
+from llama_meter.models.vocabulary import Vocabulary
 from training import baselines, card, corpus, export, optimise, pieces, scoring, tokens
 from training.architectures import Plamo
 from training.optimise import Progress, Recipe

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.engine.tokenizer import Tokenizer
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.engine.tokenizer import Tokenizer
 
 WINDOW = 1024  # tokens that are predicted from one empty context
 # A prompt must end where a token may: pieces span a line's end and the next line's indentation.

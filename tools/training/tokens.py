@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.engine.tokenizer import Tokenizer
-from plamo_study.models import gguf_file
-from plamo_study.models.registry import ModelSpec
-from plamo_study.models.vocabulary import Vocabulary
+from llama_meter.engine.tokenizer import Tokenizer
+from llama_meter.models import gguf_file
+from llama_meter.models.registry import ModelSpec
+from llama_meter.models.vocabulary import Vocabulary
 from training.corpus import Module
 
 

@@ -16,15 +16,16 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import children, progress
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, result_file, server
-from plamo_study.measure.plan import MODELS, check_scale
-from plamo_study.studies.serving import client, load, metrics, objectives, questions, traffic
-from plamo_study.studies.serving.client import Prompt, Target
-from plamo_study.studies.serving.load import Loaded
-from plamo_study.studies.serving.results import AIPERF, BESIDE, INSTALL, OURS, Beside, Run
-from plamo_study.studies.serving.workload import request_of, stock
+from llama_meter import children, progress
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, result_file
+from llama_meter.measure.plan import MODELS, check_scale
+from llama_meter.serve import client, load, objectives, questions, server, traffic
+from llama_meter.serve.client import Prompt, Target
+from llama_meter.serve.load import Loaded
+from llama_meter.workloads.serving import request_of, stock
+from plamo_study.read import serving
+from plamo_study.read.results import AIPERF, BESIDE, INSTALL, OURS, Beside, Run
 
 LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 2, 4: 4}, "weights": {1: 2, 4: 4}}  # concurrent requests: total requests
 ROUNDS = 6
@@ -119,11 +120,11 @@ def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int)
         tool=OURS,
         n_clients=n_clients,
         round=number,
-        ttft=[(request.token_ns[0] - request.sent_ns) / metrics.NS for request in requests],
-        itl=[metrics.tpot(request) for request in requests],
-        whole=[(request.token_ns[-1] - request.sent_ns) / metrics.NS for request in requests],
+        ttft=[(request.token_ns[0] - request.sent_ns) / serving.NS for request in requests],
+        itl=[serving.tpot(request) for request in requests],
+        whole=[(request.token_ns[-1] - request.sent_ns) / serving.NS for request in requests],
         n_gen=[answer.n_gen for answer in found.answers],
-        throughput=metrics.of_load(requests)["throughput"],
+        throughput=serving.of_load(requests)["throughput"],
     )
 
 

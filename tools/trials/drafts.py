@@ -8,20 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from plamo_study import progress
-from plamo_study.engine import builds
-from plamo_study.engine.tokenizer import Tokenizer
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, process, server, texts
-from plamo_study.measure.cells import Speculate
-from plamo_study.measure.plan import DTYPE, MODELS, change
-from plamo_study.measure.server import Setup
-from plamo_study.measure.worker import Job
-from plamo_study.models import synthetic
-from plamo_study.studies.serving import client
-from plamo_study.studies.serving.client import Answer, Prompt, Target
-from plamo_study.studies.speculative import plan, workload
-from plamo_study.studies.speculative.beside import NGRAMS, OURS, PLAIN, SERVER, Beside, Run
+from llama_meter import progress
+from llama_meter.cells import Speculate
+from llama_meter.engine import builds
+from llama_meter.engine.tokenizer import Tokenizer
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, process, texts
+from llama_meter.measure.plan import DTYPE, MODELS, change
+from llama_meter.measure.worker import Job
+from llama_meter.models import synthetic
+from llama_meter.serve import client, server
+from llama_meter.serve.client import Answer, Prompt, Target
+from llama_meter.serve.server import Setup
+from llama_meter.workloads import speculative
+from plamo_study.laws.beside import NGRAMS, OURS, PLAIN, SERVER, Beside, Run
+from plamo_study.plans import speculative as plan
 
 ROUNDS = 6
 NGRAM = 3  # tokens of the server's n-gram
@@ -85,7 +86,7 @@ def _served(cell: Speculate, number: int) -> Run:
     path, *others = _files(cell)
     setup = Setup("llama-server", path, 1, cell.depth + 2 * cell.n_gen, cell.n_threads,
                   libraries=builds.installed_libraries(), options=_options(cell, others))  # fmt: skip
-    pieces = texts.excerpts(texts.planned(cell.text, cell.text_sha256), cell.repetitions, workload.PROMPT_LINES)
+    pieces = texts.excerpts(texts.planned(cell.text, cell.text_sha256), cell.repetitions, speculative.PROMPT_LINES)
     with server.started(setup) as running:
         answers = client.run(_asked(cell, running.url, path, pieces))
     told = [answer.timings for answer in answers]

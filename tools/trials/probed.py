@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from plamo_study.engine import architectures, server_build
-from plamo_study.errors import StudyError
-from plamo_study.measure import machine, plan, result_file, server
-from plamo_study.measure.server import Kind, Setup
-from plamo_study.models import synthetic
-from plamo_study.studies.batching_law import law
-from plamo_study.studies.hybrids.plan import CONTROLS, RECURRENT
-from plamo_study.studies.serving import probe, right
-from plamo_study.studies.serving.client import Target
-from plamo_study.studies.serving.results import PROBED, Probed, Probings
+from llama_meter.engine import server_build
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, plan, result_file
+from llama_meter.models import synthetic
+from llama_meter.serve import probe, right, server
+from llama_meter.serve.client import Target
+from llama_meter.serve.server import Kind, Setup
+from llama_meter.workloads import architectures
+from plamo_study.laws import batching
+from plamo_study.plans.hybrids import CONTROLS, RECURRENT
+from plamo_study.read.results import PROBED, Probed, Probings
 
 SLOTS, TYPES = (2, 3, 4, 8), ("F16", "Q8_0")
 OTHER_TYPES = ("BF16",)
@@ -56,7 +57,7 @@ class Known:
             return "right"
         n = min(self.slots, right.TOGETHER[0])
         call = [(seq, OF_PLAMO) for seq in range(n)]
-        return "right" if law.replay([call], self.slots).outcome == "right" else "wrong"
+        return "right" if batching.replay([call], self.slots).outcome == "right" else "wrong"
 
     def file(self, folder: Path) -> Path:
         """Its file, made where it is missing; StudyError where the generator cannot write it."""

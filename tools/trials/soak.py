@@ -15,26 +15,19 @@ import httpx2
 import numpy as np
 import psutil
 
-from plamo_study import progress
-from plamo_study.analysis.usable import usable
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, machine, recording, result_file, server
-from plamo_study.measure.plan import MODELS
-from plamo_study.measure.server import Server
-from plamo_study.studies.serving import (
-    client,
-    load,
-    metrics,
-    objectives,
-    questions,
-    results,
-    traffic,
-    workload,
-)
-from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
-from plamo_study.studies.serving.objectives import DISTINCT, ENOUGH
-from plamo_study.studies.serving.results import HELD_AT, Minute, Soak
-from plamo_study.studies.serving.workload import stock
+from llama_meter import journal, progress
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, result_file
+from llama_meter.measure.plan import MODELS
+from llama_meter.serve import client, load, objectives, questions, server, traffic
+from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.objectives import DISTINCT, ENOUGH
+from llama_meter.serve.server import Server
+from llama_meter.workloads import serving
+from llama_meter.workloads.serving import stock
+from plamo_study.read import recording, results, serving as metrics
+from plamo_study.read.results import HELD_AT, Minute, Soak
+from plamo_study.read.usable import usable
 
 SHARE = 0.8  # of the knee
 MINUTE_S = 60.0
@@ -107,7 +100,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, 
         raise StudyError("a server", why, "give more --minutes, or a shorter --hold")
     n_prompt, n_gen = objectives.SHORT[scale]
     prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
-    with server.started(workload.built(stock(path, scale), patched=True) if patched else stock(path, scale)) as running:
+    with server.started(serving.built(stock(path, scale), patched=True) if patched else stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
         found = client.run(_loaded(running, target, prompts, rate, minutes, held_s))
         ended = running.ended(1.0 if found.failures else 0.0)

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
+from llama_meter.disk import plain
+from llama_meter.engine import builds as engines
+from llama_meter.measure import defects, plan
+from llama_meter.models import embedded, registry
+from llama_meter.serve import concurrency
+from llama_meter.workloads import architectures
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Grid, Terminal, echo
-from plamo_study.engine import architectures, builds as engines
-from plamo_study.foreign import plain
-from plamo_study.measure import concurrency, defects, plan
-from plamo_study.models import embedded, registry
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected ones by name.")
 

@@ -2,11 +2,16 @@
 
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 
-from plamo_study import children, paths, progress
+from llama_meter import children, paths, progress
+from llama_meter.disk import lock
+from llama_meter.errors import StudyError, of_memory, of_name, of_system
 from plamo_study.cli import report, terminal
-from plamo_study.errors import StudyError, of_memory, of_name, of_system
 
 
 def guarded(command: Callable[[], object]) -> None:
@@ -41,3 +46,32 @@ def interruptible() -> None:
     """
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.default_int_handler)
+
+
+MOST_BYTES = 1000  # of a lock's text about its holder
+
+
+LOCK = ".running"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder` while the block runs. The system releases it when this process ends, however it ends.
+
+    Raises StudyError, naming the process that holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            held = lock(file)
+        except BlockingIOError:
+            who = os.read(file, MOST_BYTES).decode(errors="replace") or "process unknown"
+            raise StudyError("another run is at work", who, "wait until it ends, or end it with `kill`") from None
+        os.ftruncate(file, 0)
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
+        yield
+    finally:
+        for each in {file, held}:
+            os.close(each)

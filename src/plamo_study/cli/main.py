@@ -10,6 +10,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from llama_meter.engine import builds as engines
+from llama_meter.errors import StudyError
+from llama_meter.measure.asked import NOTHING, sweep
 from plamo_study.cli import (
     engine as cli_engine,
     models as cli_models,
@@ -38,10 +41,9 @@ from plamo_study.cli.options import (
     use_device,
     use_engine,
 )
-from plamo_study.engine import builds as engines
-from plamo_study.errors import StudyError
-from plamo_study.measure.asked import NOTHING, sweep
-from plamo_study.studies import allowed, at_hand, cluster, collect, live, registry as studies
+from plamo_study.live import at_hand, collect, live
+from plamo_study.plans import registry as studies
+from plamo_study.run import cluster, parameters
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
@@ -153,7 +155,7 @@ def run(
     scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
     text = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
     within = float(cli_notebooks.parameters.convert("minutes", text, "float"))
-    allowed.typed(minutes=within)
+    parameters.typed(minutes=within)
     asked = cli_notebooks.Asked(notebooks or [], source, scale, values, within, force=force, json=json)
     raise typer.Exit(cli_notebooks.execute(asked))
 

@@ -8,14 +8,11 @@ from typing import Annotated
 
 import typer
 
-from plamo_study import paths
-from plamo_study.cli import report, report_models, scan as cli_scan
-from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
-from plamo_study.cli.terminal import Grid, Terminal, echo
-from plamo_study.errors import StudyError
-from plamo_study.growing import check_out
-from plamo_study.measure import checking, plan, quantizing
-from plamo_study.models import (
+from llama_meter import paths
+from llama_meter.disk import check_out
+from llama_meter.errors import StudyError
+from llama_meter.measure import checking, plan, quantizing
+from llama_meter.models import (
     convert,
     imatrix as matrices,
     inventory,
@@ -25,7 +22,10 @@ from plamo_study.models import (
     repair as repairs,
     synthetic,
 )
-from plamo_study.models.finding import Finding, blocking
+from llama_meter.models.finding import Finding, blocking
+from plamo_study.cli import report, report_models, scan as cli_scan
+from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
+from plamo_study.cli.terminal import Grid, Terminal, echo
 
 app = typer.Typer(no_args_is_help=True, help="Model files: list, make, fetch, convert, check and quantize them.")
 app.command("scan")(cli_scan.scan)
@@ -59,7 +59,7 @@ def fetch(
     offline: Annotated[bool, typer.Option("--offline", help="no requests: verify and use local files")] = False,
 ) -> None:
     """Download the released weights of a model and verify every file; resumes an interrupted download."""
-    from plamo_study.models import fetch as hub
+    from llama_meter.models import fetch as hub
 
     with report.bytes_progress("fetching") as progress:
         folder = hub.fetch(name, progress(name), offline, revision)
@@ -76,7 +76,7 @@ def convert_model(
     """Convert released weights to a GGUF file, without PyTorch and without remote code."""
     folder = Path(source)
     if not folder.is_dir():
-        from plamo_study.models import fetch as hub
+        from llama_meter.models import fetch as hub
 
         registry.check_dtype(dtype)
         folder = hub.fetch(source, offline=True)
@@ -172,17 +172,17 @@ def probe_ranges(
     json: Json = False,
 ) -> None:
     """Find the largest input of every matrix product over a text, against the casts of CPU, Metal and CUDA."""
-    from plamo_study.measure import ranges
+    from llama_meter.measure import ranges
 
     use_engine(engine)
     found = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
     if json:
         echo({"file": str(file), "checks": found.checks, "series": found.series})
         return
-    from plamo_study.present.labels import table
-    from plamo_study.studies.numeric_range import analysis
+    from plamo_study.laws import numeric_range
+    from plamo_study.show.labels import table
 
-    probed = analysis.by_kind(analysis.ranges(found.series).assign(model=""))
+    probed = numeric_range.by_kind(numeric_range.ranges(found.series).assign(model=""))
     shown = table(
         probed,
         "kind prompt decode where layer factor verdict",

@@ -11,16 +11,17 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import paths
+from llama_meter import journal, paths
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, plan, runner
+from llama_meter.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.cli import publishing, report
-from plamo_study.cli.alone import alone
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, machine, plan, runner
-from plamo_study.measure.asked import NOTHING, Sweep, sweep
-from plamo_study.publish import inputs, parameters, runs
-from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, live as told, registry as studies
-from plamo_study.studies.allowed import VARIED
-from plamo_study.studies.your_machine.plan import first_round
+from plamo_study.cli.guard import alone
+from plamo_study.live import at_hand as core, budget, collect, live as told
+from plamo_study.plans import registry as studies
+from plamo_study.plans.your_machine import first_round
+from plamo_study.run import fleet, inputs, parameters, runs
+from plamo_study.run.parameters import VARIED
 
 NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
@@ -52,10 +53,10 @@ def execute(asked: Asked) -> int:
     Raises StudyError, before anything is measured, for invalid arguments and while another run is active.
     """
     values = {"source": asked.source} | ({"scale": asked.scale} if asked.scale else {}) | asked.values
-    allowed.typed(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
+    parameters.typed(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
     for path, assigned in parameters.assign(_in_order(asked), values).items():
         if path.stem in studies.NOTEBOOKS:
-            allowed.typed(**assigned)
+            parameters.typed(**assigned)
         _asked(path, values)
     with alone(paths.REPORTS):
         return _execute(asked, values)

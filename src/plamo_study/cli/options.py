@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from plamo_study.engine import builds as engines
-from plamo_study.measure.files import ACCEPT
-from plamo_study.measure.recording import check_device
-from plamo_study.models.given import REPAIR
-from plamo_study.studies import collect
+from llama_meter.engine import builds as engines
+from llama_meter.measure.files import ACCEPT
+from llama_meter.models.given import REPAIR
+from plamo_study.live import collect
+from plamo_study.read.recording import check_device
 
 
 def finite(value: float | None) -> float | None:

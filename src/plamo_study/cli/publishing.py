@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from plamo_study import paths
+from llama_meter import paths
 from plamo_study.cli import report
-from plamo_study.cli.alone import alone
-from plamo_study.studies.at_hand import NOTEBOOK
+from plamo_study.cli.guard import alone
+from plamo_study.live.at_hand import NOTEBOOK
 
 
 class Format(StrEnum):

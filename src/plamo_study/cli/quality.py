@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from llama_meter import journal
+from llama_meter.measure import bench
 from plamo_study.cli import report
 from plamo_study.cli.options import Accept, Engine, Scale, accept_findings, use_engine
 from plamo_study.cli.terminal import Grid, Terminal
-from plamo_study.measure import bench, journal, recording
+from plamo_study.read import recording
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {  # header -> column of studies/quality/analysis.py's table, format, factor
+COLUMNS = {  # header -> column of laws/quality.py's table, format, factor
     "perplexity": ("perplexity", ".4g", 1.0),
     "bits per byte": ("bits_per_byte", ".4f", 1.0),
     "KLD": ("kld", ".2g", 1.0),
@@ -34,7 +36,8 @@ def quality(
     accept: Accept = None,
 ) -> None:
     """Compare every type and recipe with F16 on a text: perplexity, KL divergence, loops."""
-    from plamo_study.studies.quality import analysis as figures, plan as plan_quality
+    from plamo_study.laws import quality as figures
+    from plamo_study.plans import quality as plan_quality
 
     use_engine(engine)
     accept_findings(accept)

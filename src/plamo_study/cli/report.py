@@ -18,20 +18,20 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from plamo_study import paths
+from llama_meter import journal, paths
+from llama_meter.cells import Gate
+from llama_meter.engine.builds import OnStep
+from llama_meter.errors import StudyError
+from llama_meter.measure import plan, runner
+from llama_meter.measure.asked import NOTHING, Sweep
+from llama_meter.measure.process import Outcome
+from llama_meter.rows import Row
 from plamo_study.cli.terminal import Terminal, echo
-from plamo_study.engine.builds import OnStep
-from plamo_study.errors import StudyError
-from plamo_study.measure import journal, plan, runner
-from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.cells import Gate
-from plamo_study.measure.process import Outcome
-from plamo_study.measure.rows import Row
-from plamo_study.studies import collect, live
+from plamo_study.live import collect, live
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
-    from plamo_study.publish.runs import RunResult
-    from plamo_study.studies import fleet
+    from plamo_study.run import fleet
+    from plamo_study.run.runs import RunResult
 
 console = Terminal(stderr=True)
 DONE = ("ok", "unchanged")

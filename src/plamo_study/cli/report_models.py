@@ -8,12 +8,12 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
+from llama_meter.disk import plain
+from llama_meter.models import inventory, recipes, registry, snapshots
+from llama_meter.models.finding import Finding
+from llama_meter.models.registry import ModelSpec
 from plamo_study.cli.report import console, short
 from plamo_study.cli.terminal import Grid, Terminal
-from plamo_study.foreign import plain
-from plamo_study.models import inventory, recipes, registry, snapshots
-from plamo_study.models.finding import Finding
-from plamo_study.models.registry import ModelSpec
 
 STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
 

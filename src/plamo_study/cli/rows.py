@@ -5,15 +5,13 @@ from typing import Annotated
 
 import typer
 
-from plamo_study import paths
+from llama_meter import journal, packs, paths
+from llama_meter.disk import check_file, check_out, growing
 from plamo_study.cli import report
 from plamo_study.cli.options import Json, Replace
 from plamo_study.cli.terminal import Grid, Terminal, echo
-from plamo_study.foreign import check_file
-from plamo_study.growing import check_out, growing
-from plamo_study.measure import journal, packing
-from plamo_study.present import processors
-from plamo_study.studies import registry
+from plamo_study.plans import registry
+from plamo_study.read import processors
 
 app = typer.Typer(
     no_args_is_help=True, help="Rows of machines: pack yours into one file, add another machine's, remove them again."
@@ -32,16 +30,16 @@ def pack(
 
     Rows that name a folder, such as those of `plamo-study models quality` on a file of yours, are left out and counted.
     """
-    from plamo_study.studies.machines import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
+    from plamo_study.laws import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
 
     for path in (out, _beside(out)) if out else ():
         check_out(path, force)
-    made = packing.pack(place, registry.STUDIES, machine)
-    out = out or Path(f"{made.machine}{packing.SUFFIX}")
+    made = packs.pack(place, registry.STUDIES, machine)
+    out = out or Path(f"{made.machine}{packs.SUFFIX}")
     about = _beside(out)
     for path in (out, about):
         check_out(path, force)
-    found = packing.unpack(made.data, registry.STUDIES)
+    found = packs.unpack(made.data, registry.STUDIES)
     strangers.check(found)
     command = "plamo-study rows pack" + (f" --machine {machine}" if machine else "")
     introduced = strangers.text(found, out.name, command + (f" --place {place}" if place != journal.LOCAL else ""))
@@ -65,26 +63,26 @@ def add(
     Refused are rows without a verdict, passes faster than the machine's own ceilings, and rows that the engine named by
     their facts cannot have made there.
     """
-    from plamo_study.studies.machines import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
+    from plamo_study.laws import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
 
-    check_file(file, packing.MOST_BYTES)
+    check_file(file, packs.MOST_BYTES)
     place = journal.OTHERS if tracked else ""
-    found = packing.unpack(file, registry.STUDIES)
+    found = packs.unpack(file, registry.STUDIES)
     strangers.check(found)
-    new = packing.file(found, place)
+    new = packs.file(found, place)
     said = f"{new} of {found.rows} rows are new, {processors.machine(found.facts)}"
     report.console.print(f"{said}: {report.short(paths.MEASURED / (place or found.machine))}")
 
 
 def _beside(out: Path) -> Path:
     """The text that goes with a pack."""
-    return out.parent / (out.name.removesuffix(packing.SUFFIX) + ".md")
+    return out.parent / (out.name.removesuffix(packs.SUFFIX) + ".md")
 
 
 @app.command()
 def remove(machine: Annotated[str, typer.Argument(help="id from `rows list`")]) -> None:
     """Remove a machine's rows that were added. Rows measured here and the reference's rows stay."""
-    for path, rows in packing.remove(machine).items():
+    for path, rows in packs.remove(machine).items():
         report.console.print(f"{report.short(path)}: {rows} rows removed")
 
 
@@ -92,7 +90,7 @@ def remove(machine: Annotated[str, typer.Argument(help="id from `rows list`")]) 
 def list_machines(json: Json = False) -> None:
     """List every machine with rows here."""
     entries, names = [], []
-    for place, machine, facts, rows in packing.machines():
+    for place, machine, facts, rows in packs.machines():
         entry = {"place": place, "machine": machine, "chip": facts["chip"], "cores": facts["cores"]}
         names.append(processors.processor(facts))
         entry |= {"studies": len({row.study for row in rows}), "rows": len(rows)}

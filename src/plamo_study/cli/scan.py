@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llama_meter.errors import StudyError
 from plamo_study.cli import report
 from plamo_study.cli.options import Engine, Json, use_engine
 from plamo_study.cli.terminal import Grid, Terminal, echo
-from plamo_study.errors import StudyError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,10 +34,11 @@ def scan(
     divergence to the reference, 0.001 nats per token) of the point quantized alone, its excess over what size and
     role explain, the verdict, and what keeping the point avoids and costs.
     """
-    from plamo_study.measure import machine, process, texts
-    from plamo_study.measure.cells import Scan
-    from plamo_study.measure.worker import Job
-    from plamo_study.studies.fragility import analysis as fragility, workload
+    from llama_meter.cells import Scan
+    from llama_meter.measure import machine, process, texts
+    from llama_meter.measure.worker import Job
+    from llama_meter.workloads import fragility as workload
+    from plamo_study.laws import fragility
 
     use_engine(engine)
     if (n := len(texts.read(text))) < chunk:  # every token is at least one byte

@@ -9,14 +9,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from llama_meter.disk import check_out, growing
+from llama_meter.engine import server_build
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine
+from llama_meter.serve import server as servers
 from plamo_study.cli import report
 from plamo_study.cli.guard import interruptible
 from plamo_study.cli.options import Replace, finite
 from plamo_study.cli.terminal import Terminal
-from plamo_study.engine import server_build
-from plamo_study.errors import StudyError
-from plamo_study.growing import check_out, growing
-from plamo_study.measure import machine, server as servers
 
 app = typer.Typer(no_args_is_help=True)
 KEY = "PROBE_API_KEY"  # environment: sent to the probed server, and never shown
@@ -89,8 +90,8 @@ def probe(
     force: Replace = False,
 ) -> None:
     """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
-    from plamo_study.studies.serving import page, probe as probing, traffic
-    from plamo_study.studies.serving.client import Target
+    from llama_meter.serve import page, probe as probing, traffic
+    from llama_meter.serve.client import Target
 
     address = probing.check_url(url)
     if html:

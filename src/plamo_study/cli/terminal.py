@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from plamo_study.foreign import plain
+from llama_meter.disk import plain
 
 KEPT = "\n\t\xa0\u3000\r"  # rich passes a carriage return only where this program ends a line with it
 FRAME = 3  # characters that a column takes besides its text: a line and two blanks

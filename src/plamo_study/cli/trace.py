@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from plamo_study import growing
+from llama_meter import disk
+from llama_meter.rows import Measured
+from llama_meter.workloads import timed_request as tracing
 from plamo_study.cli import report
 from plamo_study.cli.options import Accept, Engine, Json, Replace, Scale, accept_findings, use_engine
 from plamo_study.cli.terminal import Grid, Terminal, echo
-from plamo_study.measure.rows import Measured
-from plamo_study.studies.timeline import request as tracing
 
 
 def trace(
@@ -31,12 +31,12 @@ def trace(
 
     Prints the share of time by operator class and the cost of recording, relative to the same request without it.
     """
-    from plamo_study.studies.timeline.workload import timeline_of
+    from llama_meter.workloads.timeline import timeline_of
 
     use_engine(engine)
     accept_findings(accept)
     tracing.check_out(out)
-    growing.check_out(out, force)
+    disk.check_out(out, force)
     with report.bytes_progress() as progress:
         cell, path = tracing.chosen(
             model, scale, dtype, prompt, gen, lambda file, done, total: progress(file)(done, total)
@@ -57,8 +57,8 @@ def trace(
 
 def _show(measured: Measured, n_gen: int) -> None:
     """Print the share of time by class in both phases, the cost of recording, and every failed check."""
-    from plamo_study.studies.timeline import analysis as study
-    from plamo_study.studies.timeline.operators import CLASSES
+    from llama_meter.workloads.operators import CLASSES
+    from plamo_study.laws import timeline as study
 
     works = {(entry["phase"], entry["class"]): entry for entry in study.of_series(measured.series, n_gen)}
     phases = [phase for phase in study.PHASES if f"{phase}/recorded" in measured.series]

@@ -20,11 +20,11 @@ from urllib.parse import quote, unquote
 import vl_convert
 from bs4 import BeautifulSoup, NavigableString, Tag
 
-from plamo_study.errors import StudyError
-from plamo_study.growing import growing
-from plamo_study.present.theme import VEGALITE
+from llama_meter.disk import growing
+from llama_meter.errors import StudyError
 from plamo_study.publish import executed, exporter, pages, tables
 from plamo_study.publish.exporter import Code
+from plamo_study.show.theme import VEGALITE
 
 MEMORY = ".published.json"  # in the folder of an article: {file: SHA-256}
 ENDINGS = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}

@@ -11,10 +11,10 @@ from typing import Any
 
 import nbformat
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.present.theme import ROWS_KEY
-from plamo_study.publish import runs
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from plamo_study.run import runs
+from plamo_study.show.theme import ROWS_KEY
 
 AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
 FOLDERS = re.compile(r"(?<![\w.:])(~|\.{0,2})/(?:[^/\"'\[\],\n]*/)*")  # before the name of a file

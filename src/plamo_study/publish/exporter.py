@@ -24,7 +24,7 @@ from pygments.lexers import TextLexer, get_lexer_by_name  # type: ignore[import-
 from pygments.util import ClassNotFound  # type: ignore[import-untyped]  # the same
 from traitlets.config import Config
 
-from plamo_study.errors import StudyError
+from llama_meter.errors import StudyError
 from plamo_study.publish.tables import Row, tables
 
 WEB = Path(__file__).parent / "web"

@@ -25,14 +25,14 @@ import vl_convert
 from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
 
-from plamo_study import paths
-from plamo_study.errors import StudyError
-from plamo_study.growing import growing
-from plamo_study.present.theme import VEGALITE
+from llama_meter import paths
+from llama_meter.disk import growing
+from llama_meter.errors import StudyError
 from plamo_study.publish import executed, exporter, pictures
 from plamo_study.publish.executed import About
 from plamo_study.publish.exporter import WEB, Code
 from plamo_study.publish.polish import polish
+from plamo_study.show.theme import VEGALITE
 
 GLOSSARY = "glossary"
 TITLE = "PLaMo on llama.cpp: write-ups"

@@ -10,8 +10,8 @@ from typing import Any
 
 import nbformat
 
-from plamo_study.errors import StudyError
-from plamo_study.present import theme
+from llama_meter.errors import StudyError
+from plamo_study.show import theme
 
 VEGALITE = re.compile(r"application/vnd\.vegalite\.v\d+(\+|\.)json")
 EMBEDDED = "})({"  # in altair's HTML: its script calls itself with the spec

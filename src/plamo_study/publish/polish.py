@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup, Tag
 
-from plamo_study.errors import StudyError
+from llama_meter.errors import StudyError
 
 LEADS = ("", "http", "https", "mailto")  # schemes of a link
 DATA = "data:text/csv;"  # the other link that may be: to a chart's data

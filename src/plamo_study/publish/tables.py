@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plamo_study.present.labels import LABELS, label
+from plamo_study.show.labels import LABELS, label
 
 SHOWN = (  # channels whose fields a reader sees, those whose titles name a quantity first
     "x", "y", "theta", "color", "fill", "stroke", "shape", "size", "strokeDash", "opacity", "row", "column", "facet",

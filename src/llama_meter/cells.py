@@ -1,0 +1,481 @@
+"""Types of cells, one for each workload. To add one, write a class here and add its name to `Cell`.
+
+JSON and frames use the field names of `ORDER`. Where a name means different things in different types, each type has
+its own attribute for it. Defaults are left out of JSON, so a field added later changes no existing key.
+"""
+
+from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
+from msgspec import field
+
+from llama_meter.errors import StudyError
+
+File = tuple[str, str, str]  # model, scale, and type or recipe
+Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each call; 0 tokens: the sequence leaves
+
+
+class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="workload", tag=str.lower):
+    """What every cell says, and what others ask of it; a simulation needs no more."""
+
+    timed: ClassVar[bool] = False  # whether its results are times, which concurrent work would spoil
+    crowds: ClassVar[bool] = False  # whether its own processes wait for one another's threads, even on an idle machine
+    computes: ClassVar[bool] = False  # whether all its threads compute, or spin, throughout what is timed on a CPU
+    n_threads: int = 1
+    repetitions: int = 1
+    seed: int = 0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the result of this very cell is a time."""
+        return self.timed
+
+    @property
+    def asks_whether(self) -> bool:
+        """Whether it asks if something is correct: then a wrong result or an abort is its answer, not a failure.
+
+        By default true where prompts of several sequences share a call.
+        """
+        return getattr(self, "policy", "") == "packed"
+
+    @property
+    def workload(self) -> str:
+        """The name of its type in lower case."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The model files it runs on, in the order in which its workload gets their paths."""
+        return ()
+
+
+class Idle(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing, for so long: what the machine's energy meters count of it is no work's."""
+
+    timed = True
+    seconds: int = field(default=0, name="size")
+
+
+class OnEngine(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the engine computes."""
+
+    timed = True
+    dtype: str = ""
+    n_gpu_layers: int = 0
+
+
+class Read(OnEngine, frozen=True, kw_only=True):
+    """The read ceiling."""
+
+    n_bytes: int = field(default=0, name="size")
+
+
+class MatMul(OnEngine, frozen=True, kw_only=True):
+    """The ceiling of matrix products, or one of the engine's kernels."""
+
+    n_rows: int = field(default=0, name="size")  # and columns, of the weights
+    n_columns: int = field(default=0, name="n_prompt")  # of what they are multiplied with; 0: as many as a micro-batch
+    layout: Literal["", "packed", "plain"] = field(default="", name="label")  # "": as loaded
+
+
+class OnModel(OnEngine, frozen=True, kw_only=True):
+    """What runs a model, and the context it runs in."""
+
+    model: str = ""
+    scale: str = ""
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    use_mmap: bool = True  # weights stay in the file's pages; else they are read into memory of the process
+    cold: bool = False  # the file's pages are dropped before it is loaded, so that it lies at other places than before
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The one model's file; a type with a second model names it here too."""
+        return ((self.model, self.scale, self.dtype),)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Sequences evaluated together, tokens each begins with, and tokens generated after these."""
+        told = columns(self)
+        return told["n_seq"], told["n_prompt"], told["n_gen"]
+
+
+class Prefill(OnModel, frozen=True, kw_only=True):
+    """Prompts timed."""
+
+    computes = True
+    n_prompt: int = 0  # tokens of each
+    n_seq: int = 1
+    policy: Literal["per_sequence", "packed"] = "per_sequence"
+    proof: Literal["", "first"] = ""  # first: only the first process of a cell proves its result
+
+
+class Decode(OnModel, frozen=True, kw_only=True):
+    """Decode steps timed."""
+
+    computes = True
+    depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
+    n_gen: int = 0  # steps
+    n_seq: int = 1
+    policy: Literal["per_sequence", "packed", "shared"] = "per_sequence"  # shared: one prompt, its state copied to all
+    proof: Literal["", "first"] = ""  # first: only the first process of a cell proves its result
+
+
+class Overhead(Decode, frozen=True, kw_only=True):
+    """Decode steps of one sequence, and what of them is spent outside the engine."""
+
+
+class Gate(OnModel, frozen=True, kw_only=True):
+    """A file held against the oracle."""
+
+    timed = False
+    n_prompt: int = 0  # tokens that both see
+    n_gen: int = 0  # tokens continued greedily, to see whether the model loops
+    # parts: each part, given what entered it; no more. consistent: the engine against itself, where there is no oracle
+    judged: Literal["", "parts", "consistent"] = field(default="", name="proof")
+
+
+class Replay(OnModel, frozen=True, kw_only=True):
+    """Any calls, each sequence held against itself alone."""
+
+    timed = False
+    n_tokens: int = field(default=0, name="n_prompt")  # of the sequence that gets most
+    n_seq: int = 1
+    calls: Calls = ()
+    question: str = field(default="", name="label")  # map, identity, isolation, bystander; none: drawn at random
+
+    @property
+    def asks_whether(self) -> bool:
+        """Always."""
+        return True
+
+
+class Isolation(Replay, frozen=True, kw_only=True):
+    """The same calls twice, a sequence's neighbours with other tokens."""
+
+
+class OnText(OnModel, frozen=True, kw_only=True):
+    """What evaluates a text; random tokens where it names none."""
+
+    timed = False
+    text: str = ""  # UTF-8, a name in data/corpus or a path
+    text_sha256: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        """Only on random tokens: with a text, the result is not a time."""
+        return self.timed and not self.text
+
+
+class Comparison(OnText, frozen=True, kw_only=True):
+    """Files held against one another on a text."""
+
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens of a chunk of the text
+    n_chunks: int = 0
+    candidates: tuple[str, ...] = ()  # types or recipes held against `dtype`
+
+
+class Quality(Comparison, frozen=True, kw_only=True):
+    """Divergence of whole files, and their greedy continuations."""
+
+    n_gen: int = 0  # tokens of each continuation
+    n_seq: int = 1  # continuations
+
+
+class Scan(Comparison, frozen=True, kw_only=True):
+    """Divergence tensor by tensor."""
+
+
+ROTATION, PLANTED = "lost rotation", "planted "
+
+
+class Ranges(OnText, frozen=True, kw_only=True):
+    """The numbers that enter products."""
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    mode: str = field(default="", name="label")  # probe, "planted TYPE", or ROTATION
+
+    @property
+    def asks_whether(self) -> bool:
+        """Only of a file that has lost its rotation."""
+        return self.mode == ROTATION
+
+
+class Trace(OnModel, frozen=True, kw_only=True):
+    """One request, operator by operator."""
+
+    n_prompt: int = 0
+    n_gen: int = 0
+
+
+class Naive(OnModel, frozen=True, kw_only=True):
+    """A loop without a cache beside one with it."""
+
+    n_prompt: int = 0
+    n_gen: int = 0  # output tokens
+
+
+LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # ways of a `Depth`, by their names in rows
+
+
+class Depth(OnText, frozen=True, kw_only=True):
+    """Prefill and decode at growing depth or, of a text, what kinds of cache do to its predictions."""
+
+    timed = True  # without a text
+    computes = True
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens of the longest sequence, or of a chunk of the text
+    n_chunks: int = 0
+    n_gen: int = 0  # steps timed at each depth
+    way: Literal["", "walk", "few", "swa_full"] = field(default="", name="label")
+    rungs: tuple[int, ...] = ()  # depths of the ladder between 0 and n_ctx, which ends it; none: doublings
+    caches: tuple[str, ...] = field(default=(), name="candidates")  # FLASH/K/V, held against one another on the text
+
+
+class Arrival(OnModel, frozen=True, kw_only=True):
+    """A prompt arrives while sequences are decoding, or nobody is."""
+
+    timed = computes = True
+    depth: int = field(default=0, name="n_prompt")  # tokens each decoding sequence starts from
+    n_gen: int = 0  # decode steps before the prompt arrives, and as many after its first token
+    n_seq: int = 1  # sequences decoding
+    n_arriving: int = 0  # tokens of the prompt
+    n_chunk: int = 0  # of them evaluated in a call
+    way: Literal["whole", "apart", "together"] = "whole"  # chunks between the decode steps, or in one call with them
+    kv_unified: bool = False  # one buffer of keys and values for all sequences
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The prompt is one more sequence; it may be longer than the model's training context."""
+        return self.n_seq + 1, self.depth, self.n_gen
+
+
+class Replicas(OnModel, frozen=True, kw_only=True):
+    """Processes side by side, each with the model and with sequences of its own; `n_threads` are those of all."""
+
+    timed = crowds = True
+    n_processes: int = 1
+    n_seq: int = 1  # of each process
+    n_prompt: int = 0  # tokens each sequence begins with
+    n_gen: int = 0  # decode steps
+    policy: Literal["per_sequence", "packed"] = "per_sequence"
+    killed: int = -1  # the process that is killed halfway through its steps; -1: none
+
+    @property
+    def is_timed(self) -> bool:
+        """Not where a process is killed: its CPU time is not counted, and so looks like another program's work."""
+        return self.killed < 0
+
+    @property
+    def threads_each(self) -> int:
+        """Threads of one process: its share, and at least one."""
+        return max(self.n_threads // self.n_processes, 1)
+
+
+PHASES = ("prefill", "save", "check", "send", "load", "step")  # of a shipment, as its samples have them
+
+
+class Shipment(OnModel, frozen=True, kw_only=True):
+    """A prompt evaluated in one process and answered in another, which gets the sequence's state over TCP."""
+
+    timed = crowds = True
+    n_prompt: int = 0
+    n_gen: int = 0  # decode steps after it, in both processes
+    link_bps: int = 0  # bits per second that the sender keeps to; 0: as fast as it goes
+
+
+class Service(OnModel, frozen=True, kw_only=True):
+    """Requests that arrive over time, answered by one engine, or by one that reads prompts and one that writes."""
+
+    timed = crowds = True
+    n_prompt: int = 0  # tokens of each request
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # answered at once
+    n_requests: int = 1
+    per_second: float = 1.0  # arrivals, in the mean
+    mode: Literal["", "shared", "split"] = field(default="", name="label")  # split: threads are shared out
+
+
+TERMS = ("draft", "save", "verify", "restore", "replay")  # parts of a round that are timed
+
+
+class Speculate(OnText, frozen=True, kw_only=True):
+    """Tokens generated by drafting some, verifying them in one call, and taking back those that are rejected.
+
+    A repetition is a prompt: random tokens, or a piece of a text.
+    """
+
+    timed = computes = True
+    depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
+    n_gen: int = 0  # tokens generated
+    n_seq: int = 1
+    n_draft: int = 0  # tokens of a draft at the most; 0: plain decode
+    way: Literal["tail", "full", "part", "joined", "binding"] = field(default="tail", name="back")  # of wrong tokens
+    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(default="", name="label")  # "": `accepts` says
+    accepts: float = 0.0  # how likely a drafted token is right, given that those before it are
+    temperature: float = 0.0  # 0: greedy
+    draft: str = ""  # the model that drafts, and its type
+    draft_dtype: str = ""
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The target, and the model that drafts where there is one."""
+        return (*super().files, *([(self.draft, self.scale, self.draft_dtype)] if self.draft else []))
+
+    @property
+    def asks_whether(self) -> bool:
+        """Whether the bindings' own loop gives the target's tokens."""
+        return self.way == "binding"
+
+    def check(self) -> None:
+        """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
+        what = f"a draft of {self.n_draft} tokens"
+        if self.n_draft < 0 or not 0 <= self.accepts <= 1:
+            raise StudyError(
+                what, f"accepted at a rate of {self.accepts} means nothing", "0 tokens or more, a rate in 0..1"
+            )
+        if (self.n_draft + 1) * self.n_seq > self.n_batch:
+            why = f"and the token before it make {self.n_seq} times {self.n_draft + 1}, a call holds {self.n_batch}"
+            raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
+        if self.n_draft > self.depth + self.n_gen:
+            raise StudyError(
+                what, f"is longer than the context of {self.depth + self.n_gen} tokens", "draft fewer tokens"
+            )
+        if self.n_seq > 1 and (self.way == "joined" or self.drafter == "model"):
+            raise StudyError(
+                what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1"
+            )
+        if self.temperature and self.drafter not in ("lookup", "model") and self.n_draft:
+            raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
+        if (self.drafter == "model") != bool(self.draft):
+            raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
+
+
+class Serving(OnModel, frozen=True, kw_only=True):
+    """Requests to a server over HTTP: so many at a time, or as they arrive."""
+
+    timed = crowds = True
+    # The default is another object than the literal, so that a name given explicitly stays in JSON; see `canonical`.
+    server: Literal["llama-server", "llama_cpp.server"] = "-".join(("llama", "server"))  # type: ignore[assignment]
+    n_prompt: int = 0  # tokens of each request
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # slots of the server
+    n_requests: int = 1
+    n_clients: int = 1  # requests at a time; 0: they come as they arrive
+    per_second: float = 1.0  # arrivals, in the mean, where they come as they arrive
+    pattern: Literal["", "poisson", "gamma", "knee"] = ""  # of these arrivals; knee: the rate is sought
+
+    @property
+    def asks_whether(self) -> bool:
+        """Whether requests that share a server's batches get the answers they get alone."""
+        return self.n_clients != 1
+
+
+class Answers(OnModel, frozen=True, kw_only=True):
+    """Greedy answers to distinct prompts in the engine itself: each alone, and then several in one call."""
+
+    timed = False
+    n_prompt: int = 0  # tokens of each, or of the longest
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # slots of the context
+    n_requests: int = 1  # prompts
+    n_clients: int = 1  # of them that share a call
+    lengths: Literal["", "drawn"] = field(default="", name="label")  # drawn: between half of n_prompt and all
+
+    @property
+    def asks_whether(self) -> bool:
+        """Always."""
+        return True
+
+
+# rules of `Traffic` that are no policy
+PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
+SERVER = "llama-server"  # its own policy
+SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as notebook 09 does
+
+
+class Traffic(OnModel, frozen=True, kw_only=True):
+    """Requests of different lengths that arrive over time, served by a policy; or the calls of such, each alone."""
+
+    timed = crowds = True
+    n_prompt: int = 0  # tokens of the longest request
+    n_gen: int = 0  # of the longest answer
+    n_seq: int = 1  # answered at once
+    n_requests: int = 1
+    per_second: float = 1.0  # arrivals, in the mean
+    rule: str = field(default="", name="label")  # a policy's name; "parts": calls alone
+
+
+class Fleet(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Days of requests shared out among simulated machines: how many of these must there be to serve them well?"""
+
+    model: str = ""
+    scale: str = ""
+    rows_sha256: str = field(default="", name="text_sha256")  # of the journal with the calls that were measured
+    rule: str = field(default="", name="label")  # the policy that each machine follows
+    balance: Literal["", "round robin", "least work"] = ""  # how requests are shared out
+    pattern: Literal["", "steady", "diurnal", "bursty"] = ""  # of arrivals over a day
+    n_machines: int = field(default=1, name="n_processes")
+    n_seq: int = 1  # answered at once by each
+    n_requests: int = 1  # of each in a day, in the mean
+
+
+class Hybrid(OnEngine, frozen=True, kw_only=True):
+    """A question to a small random file of an architecture: is a sequence's answer its own?"""
+
+    timed = False
+    model: str = ""  # as llama.cpp's generator names its file, e.g. "mamba2-dense"
+    question: str = field(default="", name="label")
+    number: int = field(default=0, name="size")  # what the question counts
+    shape: Literal["whole", "three layers", "four heads"] = field(default="whole", name="way")  # whole: the generator's
+    planted: bool = False  # a fault is planted, which the answer must show
+    longer: int = field(default=0, name="n_prompt")  # tokens more than usual in each prompt
+
+    @property
+    def is_timed(self) -> bool:
+        """Only where it asks what a kept state costs."""
+        return self.question == "costs"
+
+    @property
+    def asks_whether(self) -> bool:
+        """Always."""
+        return True
+
+
+Cell = (
+    Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
+    | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
+    | Naive | Arrival | Idle | Hybrid | Answers
+)  # fmt: skip
+KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
+_DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}
+
+
+def columns(cell: AnyCell) -> dict[str, Any]:
+    """A cell's fields by the names of `ORDER`, with the usual default where its type has no such field."""
+    own = zip(cell.__struct_encode_fields__, cell.__struct_fields__, strict=True)
+    told = {"workload": cell.workload} | _DEFAULTS | {name: getattr(cell, attribute) for name, attribute in own}
+    return {name: told[name] for name in ORDER}
+
+
+def canonical(cell: AnyCell) -> msgspec.Raw:
+    """Canonical JSON of a cell, which keys hash: names in the order of `ORDER`, defaults left out.
+
+    msgspec recognises a default by identity: a value that a plan computed or a journal holds stays even where it equals
+    the default. Recorded keys depend on it.
+    """
+    told = msgspec.to_builtins(cell)
+    return msgspec.Raw(msgspec.json.encode(dict(sorted(told.items(), key=lambda pair: ORDER.index(pair[0])))))
+
+
+ORDER = (  # the order in the JSON that keys hash, and of frame columns: append new names at the end
+    "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
+    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
+    "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
+    "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
+    "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
+    "planted", "rungs",
+)  # fmt: skip

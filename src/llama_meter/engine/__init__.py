@@ -1,0 +1,1 @@
+"""llama.cpp through ctypes, and builds of it by name."""

@@ -1,0 +1,444 @@
+"""Corrected builds of llama.cpp by name: the locked sdist, patched, with one library recompiled.
+
+Only that library, nearly always libllama, differs from the installed engine; the others are copies of the installed
+ones. So any difference in speed or results between two builds comes from the patches. A build with an additional
+backend also contains that backend's library and the one that registers it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llama_meter import children, paths
+from llama_meter.engine import note
+from llama_meter.errors import StudyError
+
+PACKAGE = "llama-cpp-python"
+DEFINED = paths.DATA / "upstream" / "engines.toml"
+PATCHES = paths.DATA / "upstream" / "patches"
+TESTS = paths.DATA / "upstream" / "tests"
+PARTS = ("src", "include", "ggml", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
+PROGRAM_PARTS = ("src", "include", "ggml/include", "common", "tests", "vendor")  # that a program is compiled from
+SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+RPATH = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+# llama.cpp's CMake needs this from a ggml that is already built: the two libraries that libllama links.
+GGML_CONFIG = """\
+foreach(name ggml-base ggml)
+    add_library(ggml::${name} SHARED IMPORTED)
+    set_target_properties(ggml::${name} PROPERTIES
+        IMPORTED_LOCATION "${GGML_LIBRARIES}/lib${name}${CMAKE_SHARED_LIBRARY_SUFFIX}"
+        INTERFACE_INCLUDE_DIRECTORIES "${GGML_HEADERS}")
+endforeach()
+target_link_libraries(ggml::ggml INTERFACE ggml::ggml-base)
+"""
+OPTIONS = (
+    "BUILD_COMMON", "BUILD_TESTS", "BUILD_TOOLS", "BUILD_EXAMPLES", "BUILD_SERVER", "BUILD_APP", "BUILD_UI",
+    "USE_PREBUILT_UI", "OPENSSL",
+)  # fmt: skip
+STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
+MISSING = "plamo-study engine list"
+COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
+ASIDE = ("patches", "tests", "models", "target", "libraries", "packages")  # how a build is made, not what it is
+
+OnStep = Callable[[str, int, int], None]  # current task, steps finished, total steps (0: unknown)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A build: what it corrects (codes of `measure.defects`), and whether it is built: "yes", "no" or "outdated"."""
+
+    name: str
+    here: str
+    corrects: list[str]
+    description: str
+    folder: str
+
+
+def entries() -> list[Entry]:
+    """Every build that can be made; "outdated" where patches, sources or the installed engine have changed since."""
+    found = []
+    for name, said in definitions().items():
+        here = "yes" if _is_current(name) else "outdated" if folder(name).exists() else "no"
+        found.append(Entry(name, here, said["corrects"], said["description"], str(folder(name))))
+    return found
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """Definitions by name from `data/upstream/engines.toml`; empty without that file."""
+    return tomllib.loads(DEFINED.read_text(encoding="utf-8")) if DEFINED.exists() else {}
+
+
+def definition(name: str) -> dict[str, Any]:
+    """One build's definition; StudyError for an unknown name."""
+    known = definitions()
+    if name not in known:
+        raise StudyError(f"engine {name}", f"unknown; there are {', '.join(known)}", MISSING)
+    return known[name]
+
+
+def folder(name: str) -> Path:
+    """The folder of a build; it need not exist."""
+    return paths.DATA / "engines" / name
+
+
+def is_pinned(libraries: Path) -> bool:
+    """Whether a folder's libraries come from the locked sdist: those installed, and those of a build made here."""
+    return libraries in (installed_libraries().resolve(), *(folder(name).resolve() for name in definitions()))
+
+
+def program(name: str) -> Path:
+    """The program of a build; StudyError when it was not built here, or for another engine."""
+    if not _is_current(name):
+        raise StudyError(name, "not built here, or for another engine", f"plamo-study engine build {name}")
+    return folder(name) / str(definition(name)["program"])
+
+
+def resolve(name_or_folder: str) -> Path:
+    """The folder of a build by its name, or the folder itself; StudyError when it holds no build."""
+    path = Path(name_or_folder)
+    if name_or_folder in definitions():  # not a folder of this name in the working directory
+        path = folder(name_or_folder)
+        if definitions()[name_or_folder].get("program"):
+            raise StudyError(name_or_folder, "is a program and no engine", MISSING)
+        if not _is_current(name_or_folder):
+            raise StudyError(
+                f"engine {name_or_folder}", "not built here, or from other patches or another engine",
+                f"plamo-study engine build {name_or_folder}",
+            )  # fmt: skip
+    if not any(path.glob("libllama.*")):
+        raise StudyError(
+            name_or_folder, "neither a known build nor a folder that holds libllama",
+            "plamo-study engine list, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
+        )  # fmt: skip
+    note.read(path)  # what it says of itself can be read
+    return path.resolve()
+
+
+def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
+    """Make a build, atomically; returns its folder and whether anything had to be done.
+
+    Raises
+    ------
+    StudyError
+        An unknown name, no compiler or CMake, no network, a hash mismatch, a patch that does not apply, a
+        compiler error, a full disk.
+
+    """
+    asked = definition(name)
+    if _is_current(name):
+        return folder(name), False
+    tools = tools_found()
+    partial = folder(name).with_name(f"{name}.partial")
+    with room(partial):
+        on_step("fetching the sources", 0, 0)
+        program = asked.get("program", "")
+        source = unpack(fetch(), partial / "source", PROGRAM_PARTS if program else PARTS)
+        on_step("patching", 0, 0)
+        for patch in asked["patches"]:
+            apply(PATCHES / f"{patch}.patch", source)
+        if program:
+            on_step("compiling", 0, 0)
+            made = _program(program, source, partial / "engine")
+        else:
+            target = asked.get("target", "llama")
+            options, packages = asked.get("options", []), asked.get("packages", [])
+            compile_target(target, source, partial / "build", tools, on_step, options=options, packages=packages)
+            made = assemble(asked.get("libraries", [target]), partial / "build" / "bin", partial / "engine")
+            _check_loads(made)
+        (made / note.NAME).write_text(_note_text(asked), encoding="utf-8")
+        shutil.rmtree(folder(name), ignore_errors=True)
+        made.rename(folder(name))
+    return folder(name), True
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One of upstream's tests on one build: whether it passed, and what it printed."""
+
+    test: str
+    build: str
+    passed: bool
+    said: str
+
+
+def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
+    """Compile a build's tests against the installed engine and against the build, and run both on model files.
+
+    StudyError for a build that is not here, or a test that does not compile.
+    """
+    asked, after = definition(name), resolve(name)
+    if not asked.get("tests"):
+        raise StudyError(f"engine {name}", "its definition names no test", MISSING)
+    partial = folder("tests.partial")
+    with room(partial):
+        source = unpack(fetch(), partial)
+        for each in asked["tests"]:
+            for build, libraries in (("stock", installed_libraries()), (name, after)):
+                binary = _compiled_test(TESTS / f"{each}.cpp", source, libraries, partial / f"{each}-{build}")
+                asked_for = [str(binary), *map(str, models)]
+                done = subprocess.run(asked_for, env=children.environment(), capture_output=True, text=True)
+                yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
+
+
+def _compiled_test(file: Path, source: Path, libraries: Path, binary: Path) -> Path:
+    return _compiled([file], ("include", "ggml/include"), source, libraries, binary)
+
+
+def _program(name: str, source: Path, into: Path) -> Path:
+    """Compile one of upstream's own test programs against the installed engine; returns the folder `into`.
+
+    A file NAME-common.cpp here, if there is one, replaces what the program takes of llama.cpp's common library.
+    """
+    into.mkdir()
+    files = [source / "tests" / f"{name}.cpp", *TESTS.glob(f"{name}-common.cpp")]
+    _compiled(files, ("include", "ggml/include", "common", "src", "vendor"), source, installed_libraries(), into / name)
+    return into
+
+
+def _compiled(files: Sequence[Path], headers: Sequence[str], source: Path, libraries: Path, binary: Path) -> Path:
+    includes = [f"-I{source / part}" for part in headers]
+    linked = [str(libraries / f"lib{name}{SUFFIX}") for name in ("llama", "ggml", "ggml-base")]
+    command = [_compiler(), "-std=c++17", "-O1", *includes, *map(str, files), "-o", str(binary), *linked]
+    _run([*command, f"-Wl,-rpath,{libraries}"], f"compiling {files[0].name}", lambda line: None)
+    return binary
+
+
+def _abort_line(log: str) -> str:
+    return "".join(f"{line}\n" for line in log.splitlines() if "GGML_ASSERT" in line)
+
+
+def fetch() -> Path:
+    """The sdist that requirements.lock pins by hash, downloaded by pip if missing; nothing is compiled."""
+    release, sha256 = locked()
+    if (installed := version(PACKAGE)) != release:
+        raise StudyError(
+            f"{PACKAGE} {installed}", f"requirements.lock has {release}, whose headers would not fit", "make study"
+        )
+    path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
+    if not (path.exists() and sha256_of(path) == sha256):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent)
+    if not path.exists() or sha256_of(path) != sha256:
+        raise StudyError(str(path), f"does not match the hash in requirements.lock, {sha256[:12]}…", f"rm {path}")
+    return path
+
+
+def locked() -> tuple[str, str]:
+    """Version and SHA-256 of the engine's sdist in requirements.lock."""
+    text = (paths.ROOT / "requirements.lock").read_text(encoding="utf-8")
+    found = re.search(rf"^{PACKAGE}==(\S+).*\n\s+--hash=sha256:([0-9a-f]{{64}})\s*$", text, re.MULTILINE)
+    if not found:
+        raise StudyError("requirements.lock", f"does not pin one file of {PACKAGE}", "git checkout requirements.lock")
+    return found[1], found[2]
+
+
+def unpack(sdist: Path, into: Path, parts: Sequence[str] = PARTS) -> Path:
+    """Unpack parts of llama.cpp from the sdist, by default those libllama needs; returns llama.cpp's folder."""
+    with tarfile.open(sdist) as archive:
+        root = archive.next()
+        assert root is not None
+        base = f"{root.name.split('/')[0]}/vendor/llama.cpp"
+        wanted = tuple(f"{base}/{part}" for part in parts)
+        members = [m for m in archive.getmembers() if any(m.name == w or m.name.startswith(w + "/") for w in wanted)]
+        archive.extractall(into, members, filter="data")
+    return into / base
+
+
+def apply(patch: Path, source: Path) -> None:
+    """Apply a unified diff to a source tree, exactly or not at all; StudyError when it does not apply."""
+    if not shutil.which("git"):
+        raise StudyError("git", "not found, and patches are applied with `git apply`", "install git")
+    outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}  # not our repository
+    done = subprocess.run(
+        ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
+        cwd=source, env=outside, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise StudyError(
+            f"{patch.name}", f"does not apply to the sources of {PACKAGE}: {done.stderr.strip().splitlines()[0]}",
+            "the patch is for the version in requirements.lock: git status data/upstream, and make study",
+        )  # fmt: skip
+
+
+def compile_target(
+    target: str,
+    source: Path,
+    into: Path,
+    tools: dict[str, str],
+    on_step: OnStep,
+    turned_on: Sequence[str] = (),
+    options: Sequence[str] = (),
+    packages: Sequence[str] = (),
+) -> None:
+    """Compile a target against the ggml of the installed package, or a part of ggml; `into` / bin holds the result.
+
+    The sdist's headers are used. `turned_on`: the OPTIONS that the target needs; `options`: further CMake options as
+    NAME=VALUE; `packages`: the Debian packages that those need.
+    """
+    config = into / "ggml-config"
+    config.mkdir(parents=True, exist_ok=True)
+    (config / "ggml-config.cmake").write_text(GGML_CONFIG, encoding="utf-8")
+    values = {
+        "CMAKE_MAKE_PROGRAM": tools["ninja"],
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+        "CMAKE_INSTALL_RPATH": RPATH,
+        **{f"LLAMA_{option}": "ON" if option in turned_on else "OFF" for option in OPTIONS},
+    }
+    if target.startswith("ggml"):  # as in the Makefile, which gives the reason
+        values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
+    else:
+        values |= {
+            "LLAMA_USE_SYSTEM_GGML": "ON",
+            "ggml_DIR": str(config),
+            "GGML_LIBRARIES": str(installed_libraries()),
+            "GGML_HEADERS": str(source / "ggml" / "include"),
+        }
+    command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
+    on_step("configuring", 0, 0)
+    own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as in the installed engine's build
+    own += [f"-D{option}" for option in options]
+    how = f"Debian: apt-get install {' '.join(packages)}" if packages else COMPILER_HELP
+    _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None, how)
+    jobs = str(os.cpu_count() or 1)
+    compiling = [tools["ninja"], "-j", jobs, "-C", str(into), target]
+    _run(compiling, "the compiler", lambda line: _steps(line, on_step))
+
+
+def assemble(libraries: Sequence[str], built: Path, into: Path) -> Path:
+    """Copy the installed libraries, with `libraries` replaced or added from `built`; returns the folder `into`."""
+    replaced = [f"lib{library}.*" for library in libraries]
+    shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns(*replaced, "*.a"))
+    for file in (file for pattern in replaced for file in built.glob(pattern)):
+        shutil.copy2(file, into / file.name, follow_symlinks=False)
+    return into
+
+
+def installed_libraries() -> Path:
+    """Folder of the installed package's shared libraries, without importing it: an import loads them."""
+    found = find_spec("llama_cpp")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "lib"
+
+
+def _is_current(name: str) -> bool:
+    """Whether a build exists and its patches, sources and installed libraries are unchanged."""
+    asked = tomllib.loads(_note_text(definition(name)))
+    return note.read(folder(name)) | {"description": asked["description"]} == asked
+
+
+def _note_text(asked: dict[str, Any]) -> str:
+    release, sha256 = locked()
+    patches = "".join(f'{patch} = "{sha256_of(PATCHES / f"{patch}.patch")}"\n' for patch in asked["patches"])
+    ggml = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(installed_libraries().glob(f"libggml*{SUFFIX}")))
+    )
+    said = {key: value for key, value in asked.items() if key not in ASIDE}
+    said |= {"source": f"{PACKAGE} {release}, sha256 {sha256}", "ggml": f"sha256 {ggml.hexdigest()}"}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())  # such JSON is also TOML
+    return f"{lines}\n[patches]\n{patches}"
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tools_found() -> dict[str, str]:
+    """Paths of CMake and Ninja, from this environment or the system. StudyError if one or a C++ compiler is missing."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = {name: shutil.which(name, path=places) for name in ("cmake", "ninja")}
+    for name, path in found.items():
+        if not path:
+            raise StudyError(name, "not found", f"{sys.executable} -m pip install {name}, or make study")
+    _compiler()
+    return {name: str(path) for name, path in found.items()}
+
+
+def _compiler() -> str:
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+        if found := shutil.which(name):
+            return found
+    raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
+
+
+def _download(requirement: str, into: Path) -> None:
+    wanted = into / "requirement.txt"
+    wanted.write_text(requirement, encoding="utf-8")
+    quiet = ("--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20")
+    alone = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes")
+    command = children.python("-m", "pip", "download", *quiet, *alone, "-r", str(wanted), "-d", str(into))
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        mismatch = "DO NOT MATCH THE HASHES" in done.stderr
+        why = "what came has another hash than requirements.lock" if mismatch else _last_words(done.stderr)
+        raise StudyError(f"pip download {PACKAGE}", why, "check the network (or pip's index), then try again")
+
+
+def _run(command: Sequence[str], what: str, on_line: Callable[[str], None], how: str = COMPILER_HELP) -> None:
+    """Run a tool and pass each output line to `on_line`; StudyError with the first error lines when it fails."""
+    said = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                said.append(line)
+                on_line(line)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        errors = [line for line in said if "error" in line.lower()] or said
+        raise StudyError(what, "failed: " + "".join(errors[:3]).strip(), how)
+
+
+def _steps(line: str, on_step: OnStep) -> None:
+    if found := STEP.match(line):
+        on_step("compiling", int(found[1]), int(found[2]))
+
+
+def _check_loads(made: Path) -> None:
+    """StudyError unless the bindings load this build."""
+    done = subprocess.run(
+        children.python("-c", "import llama_cpp.llama_cpp as llama; llama.llama_print_system_info()"),
+        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made.resolve())}, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise StudyError(
+            str(made.parent.name), "was built but does not load: " + _last_words(done.stderr), "make study"
+        )
+
+
+def _last_words(text: str) -> str:
+    return " ".join(text.strip().splitlines()[-1:]) or "it failed without output"
+
+
+@contextmanager
+def room(partial: Path) -> Iterator[None]:
+    """A fresh working folder, removed afterwards; disk errors become StudyError."""
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield
+    except OSError as error:
+        raise StudyError(
+            str(partial), f"{error.strerror or error}", "make room: a build needs about 400 MB while it runs"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,166 @@
+"""The loaded build of llama.cpp and its description of itself.
+
+`LLAMA_CPP_LIB_PATH` (our `--engine DIR`) chooses the build; it must be set before the engine is first used, which
+is why every measurement has its own process.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llama_meter import children
+from llama_meter.engine import note
+from llama_meter.engine.bindings import llama
+from llama_meter.engine.ggml import ggml, library_files
+
+GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
+# llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both
+GRAPH = re.compile(rb"\bgraph(?: \(pp [^)]*\))?: nodes = [^,]*, splits = (\d+)(?: / (\d+))?,")
+COMPILER = re.compile(rb"(GCC): \([^)\0]{0,80}\) (\d+)\.|(clang) version (\d+)\.")  # as ELF files name theirs
+_splits: list[tuple[int, int]] = []
+_keep_alive: list[Any] = []
+
+
+def describe() -> dict[str, Any]:
+    """Identity of the loaded engine: versions, commit, the flags it was built with, and one hash over its libraries.
+
+    `environment`: settings of this process that change how it computes, where there are any. `pinned`: whether the
+    libraries come from the locked sdist, as installed or as a build of `engine.builds`; of other libraries nothing but
+    the hash is sure. `compiler`: "GCC 12", "" where the libraries do not name it.
+    """
+    from importlib.metadata import version  # slow to import, and measuring workers do not need it
+
+    from llama_meter.engine import builds  # the same
+
+    digest, compilers = hashlib.sha256(), set[str]()
+    for path in library_files():
+        content = path.read_bytes()
+        digest.update(content)
+        compilers |= {b" ".join(filter(None, found)).decode() for found in COMPILER.findall(content)}
+    folder, base = Path(llama._base_path).resolve(), ggml("ggml-base")
+    return {
+        "binding": f"llama-cpp-python {version('llama-cpp-python')}",
+        "llama": llama.llama_version().decode(),
+        "ggml": base.ggml_version().decode(),
+        "commit": base.ggml_commit().decode(),
+        "build": llama.llama_print_system_info().decode().strip(" |"),
+        "gpu_offload": bool(llama.llama_supports_gpu_offload()),
+        "sha256": digest.hexdigest(),
+        "libraries": [path.stem for path in library_files()],
+        "compiler": ", ".join(sorted(compilers)),
+        "pinned": builds.is_pinned(folder),
+    } | _as_set({name: said for name, said in _own_words().items() if name != "ggml"})
+
+
+def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """GPUs that the loaded engine can use, each with ggml's `name`, its `chip` and `memory_bytes`.
+
+    `log`: the engine's log from its first call on. For a Metal GPU it shows whether tensor units are used (`tensor`);
+    an old system or an environment variable can turn them off.
+    """
+    tensor = has_tensor_units(log)
+    base, registry = ggml("ggml-base"), ggml("ggml")
+    found = []
+    for index in range(registry.ggml_backend_dev_count()):
+        device = registry.ggml_backend_dev_get(index)
+        if base.ggml_backend_dev_type(device) in GPU_TYPES:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            name, chip = (
+                told(device).decode() for told in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
+            )
+            found.append({"name": name, "chip": chip, "memory_bytes": total.value})
+            found[-1] |= {"tensor": tensor[name]} if name in tensor else {}
+    return found
+
+
+def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
+    """Whether Metal reports using tensor units, by GPU name (ggml-metal-device.m)."""
+    told = re.findall(r"GPU name: +(\S+) .*?has tensor += (true|false)", "".join(log), re.DOTALL)
+    return {name: said == "true" for name, said in told}
+
+
+def _own_words() -> dict[str, Any]:
+    """The build's own `engine.toml`: `description`, and `corrects`, codes of `measure.defects`; empty without one."""
+    return note.read(Path(llama._base_path))
+
+
+def _as_set(words: dict[str, Any]) -> dict[str, Any]:
+    """A build's words, with the settings that are in force in place of those that it asks for."""
+    asked, here = words.get("environment", []), children.settings(os.environ)
+    here += [each for each in asked if not children.settings(dict([each.split("=", 1)]))]
+    return words | {"environment": here} if here and sorted(here) != sorted(asked) else words
+
+
+def window() -> int:
+    """The attention window that this build applies to PLaMo 2, in tokens; 0, as in the released engine, for none."""
+    return int(_own_words().get("window", 0))
+
+
+def corrects() -> tuple[str, ...]:
+    """What this build corrects or adds, as codes of its `engine.toml`; empty for the released engine."""
+    return tuple(_own_words().get("corrects", ()))
+
+
+@contextmanager
+def native_time() -> Iterator[list[int]]:
+    """Time spent inside llama_decode and llama_synchronize, in nanoseconds, as the one element of a list."""
+    spent, native = [0], {name: getattr(llama, name) for name in ("llama_decode", "llama_synchronize")}
+
+    def timed(function: Callable[..., object], *arguments: object) -> object:
+        start = time.perf_counter_ns()
+        result = function(*arguments)
+        spent[0] += time.perf_counter_ns() - start
+        return result
+
+    for name, function in native.items():
+        setattr(llama, name, partial(timed, function))
+    try:
+        yield spent
+    finally:
+        for name, function in native.items():
+            setattr(llama, name, function)
+
+
+def capture_log(lines: list[str]) -> None:
+    """Send llama.cpp's log to `lines` instead of stderr (an assertion still reaches stderr: it bypasses the log)."""
+    _log_to(lambda text: lines.append(text.decode(errors="replace")))
+
+
+def log_to_stderr() -> None:
+    """Print llama.cpp's log as it comes; llama-cpp-python silences it otherwise."""
+
+    def write(text: bytes) -> None:
+        sys.stderr.buffer.write(text)
+        sys.stderr.buffer.flush()
+
+    _log_to(write)
+
+
+def splits() -> tuple[int, int] | None:
+    """Parts of the graphs of a prompt and of a step, the most over this process's contexts; None before the first.
+
+    A part runs on one backend without a break. A model on the CPU is one part. With all layers on a GPU it is two: the
+    CPU looks the tokens up first. Each operator that the GPU cannot do adds two. It is read from the log, so a context
+    counts only if `capture_log` or `log_to_stderr` came before it.
+    """
+    return (max(prompt for prompt, _ in _splits), max(step for _, step in _splits)) if _splits else None
+
+
+def _log_to(write: Callable[[bytes], None]) -> None:
+    @llama.llama_log_callback
+    def on_log(level: int, text: bytes, user_data: int) -> None:
+        if found := GRAPH.search(text):
+            _splits.append((int(found[1]), int(found[2] or found[1])))
+        write(text)
+
+    _keep_alive.append(on_log)
+    llama.llama_log_set(on_log, ctypes.c_void_p())

@@ -1,0 +1,302 @@
+"""A model whose graph nodes are looked at while it evaluates, through llama.cpp's evaluation callback.
+
+`Watched` stops the graph at the nodes a subclass wants and hands them over; what they are wanted for, the subclasses
+say: squared inputs for an importance matrix, ranges of inputs, residual sums for the gate, sizes of micro-batches.
+Stopping costs time, so nothing is timed in such a session.
+"""
+
+import ctypes
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llama_meter.engine.bindings import llama
+from llama_meter.engine.ggml import F32, OBJECT_SIZE, TYPES, Library, Tensor, ggml
+from llama_meter.engine.session import EngineError, Session, SessionConfig
+
+NUMBERS = {F32: "<f4", TYPES["F16"]: "<f2"}  # by ggml type, what `values` can read
+LARGEST = float(np.finfo(np.float32).max)  # files hold the sums as float32
+NO_LAYER = -1  # layer of the output matrix
+BLOCKS = (16, 32)  # numbers whose sum some backends keep beside quantized activations
+CACHE = re.compile(r"cache_([kv])_l(\d+)")
+LAYER = re.compile(r"-(\d+)$")  # llama.cpp's names of nodes end in the layer
+SUM = re.compile(r"(attn_residual|ffn_residual|l_out)-(\d+)")  # plamo2.cpp and plamo3.cpp; l_out renames the second
+MIXER, FEED_FORWARD = "mixer", "feed-forward"
+# Outputs of the first layer in plamo2.cpp and plamo3.cpp, one column per token. The last layer keeps only output rows.
+FIRST_LAYER = ("ffn_residual-0", "l_out-0")
+
+
+class Operators(Session):
+    """A session with a callback at every node, `_on_node`, which a subclass defines. It knows operations by name.
+
+    Raises EngineError as its base class does, and where the build's tensor layout differs.
+    """
+
+    def __init__(self, source: Path | str | Session, config: SessionConfig):
+        self._base = base()
+        self._ops: dict[int, str] = {}
+        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
+        super().__init__(source, config)
+
+    def _context_params(self) -> "llama.llama_context_params":
+        params = super()._context_params()
+        params.cb_eval = self._callback
+        return params
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        """With `ask`: whether the node is wanted. Without: it is computed; returning False ends the evaluation."""
+        raise NotImplementedError
+
+    def op(self, number: int) -> str:
+        """Name of an operation by its number, e.g. "MUL_MAT"."""
+        if number not in self._ops:
+            self._ops[number] = str(self._base.ggml_op_name(number).decode())
+        return self._ops[number]
+
+
+class Watched(Operators):
+    """A session whose calls are as long as its context, and whose nodes a subclass looks at.
+
+    Raises EngineError also for any exception of `see`, with its text.
+    """
+
+    def __init__(self, source: Path | str | Session, config: SessionConfig):
+        self._error = ""
+        super().__init__(source, replace(config, n_batch=config.n_ctx_seq))
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether to call `see` for this node."""
+        raise NotImplementedError
+
+    def see(self, node: Tensor) -> None:
+        """Look at a wanted node that has just been computed."""
+        raise NotImplementedError
+
+    def values(self, tensor: Any) -> np.ndarray:
+        """A copy of an F32 or F16 tensor from its backend's memory, in NumPy order and with the tensor's strides.
+
+        `tensor`: pointer to a `Tensor`.
+        """
+        described, n_bytes = tensor.contents, self._base.ggml_nbytes(tensor)
+        data = np.empty(n_bytes, dtype=np.uint8)
+        self._base.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, n_bytes)
+        shape, strides = tuple(described.ne)[::-1], tuple(described.nb)[::-1]
+        return np.lib.stride_tricks.as_strided(data.view(np.dtype(NUMBERS[described.type])), shape, strides)
+
+    def _run(self, n_tokens: int) -> None:
+        self._error = ""
+        try:
+            super()._run(n_tokens)
+        finally:
+            if self._error:
+                raise EngineError(self._error)
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        try:
+            node = Tensor.from_address(address)
+            if ask:
+                return self.wanted(node)
+            self.see(node)
+        except Exception as error:  # ctypes would only print it
+            self._error = str(error)
+        return not self._error
+
+
+def base() -> Library:
+    """libggml-base. EngineError when its tensor layout differs."""
+    found = ggml("ggml-base")
+    if found.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_SIZE:
+        raise EngineError("this build's tensor layout is not that of ggml 0c1e57098")
+    return found
+
+
+def name_of(node: Tensor) -> str:
+    """A node's name; a backend's copy of a tensor is named like `CUDA0#blk.0.ffn_up.weight#0`."""
+    parts = node.name.decode(errors="replace").split("#")
+    return str(parts[1] if len(parts) > 1 else parts[0])
+
+
+# ---------------------------------------------------------------- squared inputs
+
+
+class InputSquares(Watched):
+    """A model that sums the squared inputs of its blocks' matrices while it evaluates texts, as llama-imatrix does.
+
+    `sums`: by tensor name, (n_columns,) float64; `counts`: the tokens summed over. `config` sets context and threads.
+    Products with experts are left out: PLaMo has none.
+
+    Every call evaluates ONE sequence. llama-imatrix packs n_batch / n_ctx pieces of text as parallel sequences, which
+    PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums belong to another computation.
+
+    Raises EngineError also where a text is refused or an input is not finite.
+    """
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.sums: dict[str, np.ndarray] = {}
+        self.counts: dict[str, int] = {}
+        super().__init__(path, config)
+
+    def add(self, tokens: np.ndarray) -> None:
+        """Evaluate one piece of text alone, with outputs at every position, and add its products' squared inputs.
+
+        As in llama-imatrix, the beginning-of-text token replaces the first token if the model uses one.
+        """
+        self.clear()
+        tokens = np.array(tokens)
+        if self.bos is not None:
+            tokens[:1] = self.bos
+        self.verify({0: tokens})
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether a node is a product of a block's weights with F32 inputs."""
+        if self.op(node.op) != "MUL_MAT":
+            return False
+        return name_of(node.src[0].contents).startswith("blk.") and node.src[1].contents.type == F32
+
+    def see(self, node: Tensor) -> None:
+        """Add the squares of the product's inputs."""
+        weights, inputs = node.src[0].contents, node.src[1]
+        name = name_of(weights)
+        if weights.ne[2] * weights.ne[3] != 1:
+            raise EngineError(f"{name} is more than one matrix")
+        rows = self.values(inputs).reshape(-1, inputs.contents.ne[0])
+        total = self.sums.get(name, 0.0) + np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        if not (total <= LARGEST).all():  # also catches NaN
+            raise EngineError(f"the input of {name} is not finite, or its squares exceed float32")
+        self.sums[name] = total
+        self.counts[name] = self.counts.get(name, 0) + len(rows)
+
+
+# ---------------------------------------------------------------- ranges
+
+
+@dataclass
+class Range:
+    """Largest absolute values met in one product, over finite numbers.
+
+    `weight_type`: ggml's number of the type the inputs are multiplied with. `largest`: of the inputs; `sums`: of the
+    sums of 16 and 32 consecutive inputs; `output`: of the results. `not_finite`: inputs that were infinite or NaN.
+    """
+
+    weight_type: int
+    largest: float = 0.0
+    sums: dict[int, float] = field(default_factory=lambda: dict.fromkeys(BLOCKS, 0.0))
+    output: float = 0.0
+    not_finite: int = 0
+
+    def take_in(self, values: np.ndarray) -> None:
+        """Widen the range by an array of inputs with rows along its last axis."""
+        rows = values.reshape(-1, values.shape[-1])
+        if not rows.size:  # a micro-batch without outputs
+            return
+        self.largest = max(self.largest, _largest(rows))
+        self.not_finite += int(rows.size - np.isfinite(rows).sum())
+        for n in BLOCKS:
+            if rows.shape[1] % n == 0:
+                self.sums[n] = max(self.sums[n], _largest(rows.reshape(len(rows), -1, n).sum(axis=-1)))
+
+
+class InputRanges(Watched):
+    """A model that records the ranges of its products' inputs during evaluation, under the current `phase`.
+
+    `found`: by (phase, kind, layer). A kind is a weight's name without block and `.weight`, or "kq", "kqv" (the two
+    products inside attention, or the query of a flash attention, which computes both), "cache_k", "cache_v" (values
+    stored in the key/value cache, which take its type). How a backend casts a number is not known here.
+    """
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.phase = "prompt"
+        self.found: dict[tuple[str, str, int], Range] = {}
+        super().__init__(path, config)
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether a node is a product, a flash attention or a store into a key/value cache, with F32 inputs."""
+        op = self.op(node.op)
+        if op == "SET_ROWS":
+            return bool(CACHE.search(name_of(node))) and node.src[0].contents.type == F32
+        if op == "FLASH_ATTN_EXT":
+            return bool(node.src[0].contents.type == F32)
+        return op == "MUL_MAT" and node.src[1].contents.type == F32
+
+    def see(self, node: Tensor) -> None:
+        """Widen the range of the product's inputs and results."""
+        op, first, second = self.op(node.op), node.src[0], node.src[1]
+        if op == "SET_ROWS":
+            cache: Any = CACHE.search(name_of(node))
+            kind, layer, inputs, meets = f"cache_{cache[1]}", int(cache[2]), first, node
+        elif op == "FLASH_ATTN_EXT":  # the node itself has no name
+            keys = CACHE.search(name_of(second.contents))
+            kind, layer, inputs, meets = "kq", int(keys[2]) if keys else NO_LAYER, first, second.contents
+        else:
+            (kind, layer), inputs, meets = _product(node), second, first.contents
+        seen = self.found.setdefault((self.phase, kind, layer), Range(meets.type))
+        seen.take_in(self.values(inputs))
+        if op == "MUL_MAT":
+            seen.output = max(seen.output, _largest(self.values(ctypes.pointer(node))))
+
+
+def _product(node: Tensor) -> tuple[str, int]:
+    """Kind and layer of a product, by the weight's name or, inside attention, by its own."""
+    weight, name = name_of(node.src[0].contents), name_of(node)
+    if weight.endswith(".weight"):
+        block = re.match(r"blk\.(\d+)\.", weight)
+        kind = weight.removeprefix(block[0] if block else "").removesuffix(".weight")
+        return kind, int(block[1]) if block else NO_LAYER
+    at = LAYER.search(name)
+    return LAYER.sub("", name), int(at[1]) if at else NO_LAYER
+
+
+def _largest(values: np.ndarray) -> float:
+    """The largest finite absolute value; 0 where none is finite."""
+    most = float(max(values.max(), -values.min())) if values.size else 0.0
+    if np.isfinite(most):
+        return most
+    finite = values[np.isfinite(values)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+# ---------------------------------------------------------------- parts and micro-batches
+
+
+class PartSums(Watched):
+    """A second context on a session's model that keeps the residual sum after every part of every token.
+
+    Their correct values are not known here: see oracle/judge.py.
+    """
+
+    def __init__(self, session: Session):
+        self._found: dict[tuple[int, str], list[np.ndarray]] = {}
+        super().__init__(session, session.config)
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether a node is one of the two sums of a layer."""
+        return SUM.fullmatch(name_of(node)) is not None
+
+    def see(self, node: Tensor) -> None:
+        """Keep the node's rows."""
+        name: Any = SUM.fullmatch(name_of(node))
+        part = MIXER if name[1] == "attn_residual" else FEED_FORWARD
+        rows = self.values(ctypes.pointer(node)).reshape(-1, node.ne[0])
+        self._found.setdefault((int(name[2]), part), []).append(rows)
+
+    def sums(self) -> dict[tuple[int, str], np.ndarray]:
+        """Residual sums by (layer, part), (n_tokens, hidden) float32, tokens in evaluation order."""
+        return {place: np.concatenate(rows) for place, rows in self._found.items()}
+
+
+class MicroBatches(Operators):
+    """A session that records the token count of every micro-batch that the engine forms of its calls, in `sizes`."""
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.sizes: list[int] = []
+        super().__init__(path, config)
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        node = Tensor.from_address(address)
+        if not ask:
+            columns, steps, sequences = node.ne[1], node.ne[2], node.ne[3]
+            self.sizes.append(columns * steps * sequences)
+        return not ask or name_of(node) in FIRST_LAYER

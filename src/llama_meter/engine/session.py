@@ -1,0 +1,366 @@
+"""One model and one context: prefill, decode, logits and per-sequence state through llama.cpp's batch API."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from llama_meter.engine.bindings import llama
+from llama_meter.engine.ggml import TYPES
+
+Policy = Literal["per_sequence", "packed"]
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
+Part = Literal["everything", "fixed"]
+STATE_PARTS = {"everything": 0, "fixed": 1}  # llama.h, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
+NO_DEVICES = (ctypes.c_void_p * 1)()  # an empty list of GPUs
+
+
+class EngineError(RuntimeError):
+    """llama.cpp refused a file, a context or a batch."""
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """Parameters of model and context, in llama.cpp's own terms.
+
+    `n_ctx_seq` is the context of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
+    `n_gpu_layers` < 0 means all; by default nothing is computed on a GPU. `swa_full`: sliding layers keep every token
+    (llama.cpp's tools: their window only).
+    `n_rs_seq`: past tokens whose recurrent states are kept for rollback; engines without rollback use 0.
+    """
+
+    n_ctx_seq: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    n_gpu_layers: int = 0
+    swa_full: bool = True
+    use_mmap: bool = True
+    kv_unified: bool = False
+    n_rs_seq: int = 0
+
+
+class Session:
+    """A loaded model with its memory. Sequences are numbered 0..n_seq_max-1; positions are counted here.
+
+    `source`: a file, a loaded model, or another session, which must end after this one: they share its model. A model
+    that is not shared is freed when the session ends.
+
+    Raises
+    ------
+    EngineError
+        The file does not load, the context cannot be made, or a batch is refused.
+
+    """
+
+    def __init__(self, source: "Path | str | Session | int", config: SessionConfig):
+        self._owns_model = not isinstance(source, Session)
+        if isinstance(source, Path | str):
+            self.model = load(source, model_params(config))
+        else:
+            self.model = source.model if isinstance(source, Session) else source
+        self.config = config
+        self.context = llama.llama_init_from_model(self.model, self._context_params())
+        if not self.context:
+            if self._owns_model:
+                llama.llama_model_free(self.model)
+            raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
+        self.memory = llama.llama_get_memory(self.context)
+        self.vocab = llama.llama_model_get_vocab(self.model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
+        self.n_past = [0] * config.n_seq_max
+        self.n_evaluated = 0
+        self.n_batch: int = llama.llama_n_batch(self.context)  # at most the context: a longer batch would abort
+        self._batch = self._make_batch(self.n_batch)
+
+    def _context_params(self) -> "llama.llama_context_params":
+        """llama.cpp's context parameters; a subclass may add a callback."""
+        config, params = self.config, llama.llama_context_default_params()
+        params.n_ctx = config.n_ctx_seq * config.n_seq_max
+        for name in (
+            "n_batch",
+            "n_ubatch",
+            "n_seq_max",
+            "n_threads",
+            "n_threads_batch",
+            "swa_full",
+            "kv_unified",
+            "n_rs_seq",
+        ):
+            setattr(params, name, getattr(config, name))
+        params.type_k, params.type_v = TYPES[config.type_k.upper()], TYPES[config.type_v.upper()]
+        params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        return params
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        llama.llama_free(self.context)
+        if self._owns_model:
+            llama.llama_model_free(self.model)
+
+    def clear(self) -> None:
+        """Forget every sequence and zero the evaluated-token count."""
+        llama.llama_memory_clear(self.memory, True)
+        self.n_past = [0] * self.config.n_seq_max
+        self.n_evaluated = 0
+
+    @property
+    def bos(self) -> int | None:
+        """The beginning-of-text token, None if the model's vocabulary does not use one."""
+        return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
+
+    def tokenize(self, text: bytes) -> np.ndarray:
+        """Token ids (n_tokens,) int32 of a UTF-8 text, with what the engine adds around it: for PLaMo nothing.
+
+        Later engines begin PLaMo's texts with `bos` (llama.cpp #29734).
+        """
+        return tokenize(self.vocab, text)
+
+    def piece_bytes(self, tokens: np.ndarray) -> np.ndarray:
+        """Length in bytes of the text of each token (n,)."""
+        known, where = np.unique(tokens, return_inverse=True)
+        lengths = [-llama.llama_token_to_piece(self.vocab, token, None, 0, 0, True) for token in known.tolist()]
+        return np.array(lengths, dtype=np.int64)[where]
+
+    def piece(self, token: int) -> bytes:
+        """A token's text as the vocabulary stores it."""
+        return bytes(llama.llama_vocab_get_text(self.vocab, token))
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends a text or a turn."""
+        return bool(llama.llama_vocab_is_eog(self.vocab, token))
+
+    def prefill(
+        self, prompts: Mapping[int, Sequence[int] | np.ndarray], policy: Policy = "per_sequence", every: bool = False
+    ) -> dict[int, np.ndarray]:
+        """Evaluate prompts (sequence -> tokens); returns each sequence's logits, float32.
+
+        `per_sequence` gives every prompt its own `llama_decode` calls; `packed` feeds all prompts as one stream cut
+        every `n_batch` tokens, as llama-batched-bench does (wrong on PLaMo 2 with the stock engine).
+        Shapes: (1, n_vocab), the last position, or with `every` (n_tokens, n_vocab).
+        """
+        groups = [[seq] for seq in prompts] if policy == "per_sequence" else [list(prompts)]
+        logits: dict[int, list[np.ndarray]] = {seq: [] for seq in prompts}
+        for group in groups:
+            seq_ids = np.concatenate([np.full(len(prompts[seq]), seq, dtype=np.int32) for seq in group])
+            tokens = np.concatenate([np.asarray(prompts[seq], dtype=np.int32) for seq in group])
+            for start in range(0, len(tokens), self.n_batch):
+                part = slice(start, start + self.n_batch)
+                for seq, row in self._evaluate(tokens[part], seq_ids[part], every):
+                    logits[seq].append(row)
+        return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}
+
+    def evaluate(self, call: Sequence[tuple[int, np.ndarray]]) -> dict[int, np.ndarray]:
+        """Evaluate the next tokens of several sequences in one `llama_decode`; last logits (n_vocab,) by sequence."""
+        seq_ids = np.concatenate([np.full(len(tokens), seq, dtype=np.int32) for seq, tokens in call])
+        return dict(self._evaluate(np.concatenate([tokens for _, tokens in call]), seq_ids, every=False))
+
+    def evaluate_at(self, tokens: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+        """Evaluate the next tokens (n,) of sequence 0 in one `llama_decode`; logits (n_rows, n_vocab) at `rows`."""
+        self._put(0, 0, tokens, list(rows))
+        self._run(len(tokens))
+        return np.stack([self.logits(row) for row in rows])
+
+    def verify(self, drafts: Mapping[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
+        """Evaluate the next tokens (n,) of each sequence in one `llama_decode`; logits (n - silent, n_vocab).
+
+        `silent`: leading tokens of each sequence evaluated without logits. The logits are views of the engine's buffer,
+        which the next call overwrites.
+        """
+        n, rows, asked = 0, {}, 0
+        for seq, tokens in drafts.items():
+            self._put(n, seq, tokens, slice(silent, None))
+            rows[seq] = slice(asked, asked + len(tokens) - silent)
+            n, asked = n + len(tokens), rows[seq].stop
+        self._run(n)
+        logits = self.outputs(asked)
+        return {seq: logits[part] for seq, part in rows.items()}
+
+    def decode(self, tokens: Mapping[int, int]) -> None:
+        """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
+        for i, (seq, token) in enumerate(tokens.items()):
+            self._token[i], self._pos[i], self._seq[i], self._output[i] = token, self.n_past[seq], seq, 1
+            self.n_past[seq] += 1
+        self._run(len(tokens))
+
+    def score(self, tokens: np.ndarray, first: int) -> np.ndarray:
+        """Evaluate a text (n,) alone, in one `llama_decode`; logits (n - 1 - first, n_vocab) at first ... n - 2.
+
+        A view of the engine's buffer, which the next call overwrites: row i predicts token first + 1 + i.
+        """
+        self.clear()
+        self._put(0, 0, tokens, slice(first, len(tokens) - 1))
+        self._run(len(tokens))
+        return self.outputs(len(tokens) - 1 - first)
+
+    def _put(self, at: int, seq: int, tokens: np.ndarray, outputs: slice | list[int]) -> None:
+        """Place a sequence's next tokens in the batch from `at` on; `outputs`: those of them that get logits."""
+        part = slice(at, at + len(tokens))
+        self._token[part], self._seq[part], self._output[part] = tokens, seq, 0
+        self._output[part][outputs] = 1
+        self._pos[part] = self.n_past[seq] + np.arange(len(tokens))
+        self.n_past[seq] += len(tokens)
+
+    def outputs(self, n: int) -> np.ndarray:
+        """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view that the next one overwrites."""
+        return np.ctypeslib.as_array(llama.llama_get_logits(self.context), shape=(n, self.n_vocab))
+
+    def logits(self, row: int = 0) -> np.ndarray:
+        """Copy of one output row of the last `llama_decode`, shape (n_vocab,), float32. `row` counts batch tokens."""
+        pointer = llama.llama_get_logits_ith(self.context, row)
+        if not pointer:
+            raise EngineError(f"batch token {row} has no logits")
+        return np.ctypeslib.as_array(pointer, shape=(self.n_vocab,)).copy()
+
+    def get_state(self, seq: int) -> bytes:
+        """Everything llama.cpp keeps for one sequence: its KV cells and recurrent state."""
+        return self.read_state(seq).tobytes()
+
+    def read_state(self, seq: int, part: Part = "everything") -> np.ndarray:
+        """A sequence's state as an array (n_bytes,) uint8 that the engine fills, without a second copy.
+
+        `part`: "fixed" omits keys and values that can be removed token by token.
+        """
+        flags = STATE_PARTS[part]
+        buffer = np.empty(llama.llama_state_seq_get_size_ext(self.context, seq, flags), np.uint8)
+        written = llama.llama_state_seq_get_data_ext(self.context, _bytes_of(buffer), buffer.size, seq, flags)
+        return buffer[:written]
+
+    def set_state(self, seq: int, state: bytes | np.ndarray, n_past: int, part: Part = "everything") -> None:
+        """Restore a saved state into a sequence. `n_past`: the number of tokens that the state covers.
+
+        A "fixed" part leaves keys and values in place, except that those from `n_past` on are removed.
+        """
+        buffer = np.frombuffer(state, np.uint8)
+        size = buffer.size
+        if llama.llama_state_seq_set_data_ext(self.context, _bytes_of(buffer), size, seq, STATE_PARTS[part]) == 0:
+            raise EngineError(f"llama.cpp refused the state for sequence {seq}")
+        self.n_past[seq] = n_past
+        if part == "fixed" and not self.remove_tail(seq, n_past):
+            raise EngineError(f"llama.cpp did not remove sequence {seq}'s tokens from {n_past} on")
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens that the engine can roll back in a sequence's recurrent state, as it reports; 0 for none."""
+        return int(llama.llama_n_rs_seq(self.context))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the model has a recurrent state, which cannot be undone token by token, also beside a KV cache."""
+        return bool(llama.llama_model_is_recurrent(self.model) or llama.llama_model_is_hybrid(self.model))
+
+    def move(self, source: int, target: int) -> None:
+        """Move the sequence in slot `source` to slot `target`, replacing its sequence; `source` is free afterwards."""
+        self.set_state(target, self.read_state(source), self.n_past[source])
+        self.remove_tail(source, 0)
+
+    def copy(self, source: int, target: int) -> None:
+        """Let slot `target` begin where slot `source` stands; both go on by themselves."""
+        llama.llama_memory_seq_cp(self.memory, source, target, -1, -1)
+        self.n_past[target] = self.n_past[source]
+
+    def shift(self, seq: int, by: int) -> bool:
+        """Move all positions of a sequence on; False where the memory cannot."""
+        if not llama.llama_memory_can_shift(self.memory):
+            return False
+        llama.llama_memory_seq_add(self.memory, seq, 0, -1, by)
+        self.n_past[seq] += by
+        return True
+
+    def held(self, seq: int) -> int:
+        """Tokens of a sequence in memory, from its last position; 0 for none."""
+        return int(llama.llama_memory_seq_pos_max(self.memory, seq)) + 1
+
+    def remove_tail(self, seq: int, position: int) -> bool:
+        """Drop a sequence's tokens from `position` on; False where the architecture cannot (PLaMo 2's state)."""
+        removed = bool(llama.llama_memory_seq_rm(self.memory, seq, position, -1))
+        if removed:
+            self.n_past[seq] = min(self.n_past[seq], position)
+        return removed
+
+    def _evaluate(self, tokens: np.ndarray, seq_ids: np.ndarray, every: bool) -> list[tuple[int, np.ndarray]]:
+        n = len(tokens)
+        self._token[:n], self._seq[:n], self._output[:n] = tokens, seq_ids, every
+        ends = []
+        for seq in dict.fromkeys(seq_ids.tolist()):
+            rows = np.flatnonzero(seq_ids == seq)
+            self._pos[rows] = self.n_past[seq] + np.arange(len(rows))
+            self.n_past[seq] += len(rows)
+            ends.append((seq, rows))
+        self._output[[rows[-1] for _, rows in ends]] = 1
+        self._run(n)
+        return [(seq, self.logits(row)) for seq, rows in ends for row in (rows if every else rows[-1:])]
+
+    def _run(self, n_tokens: int) -> None:
+        self._batch.n_tokens = n_tokens
+        code = llama.llama_decode(self.context, self._batch)
+        llama.llama_synchronize(self.context)
+        if code:
+            raise EngineError(f"llama_decode returned {code}: {DECODE_ERRORS.get(code, 'fatal error')}")
+        self.n_evaluated += n_tokens
+
+    def _make_batch(self, n: int) -> "llama.llama_batch":
+        """A llama_batch of `n` tokens over NumPy arrays, so that filling it costs no conversions."""
+        self._token, self._pos, self._seq = (np.zeros(n, dtype=np.int32) for _ in range(3))
+        self._n_seq, self._output = np.ones(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
+        self._seq_rows = (self._seq.ctypes.data + 4 * np.arange(n)).astype(np.uintp)
+        batch = llama.llama_batch()
+        int32, int8 = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
+        for field, array, pointer in (
+            ("token", self._token, int32),
+            ("pos", self._pos, int32),
+            ("n_seq_id", self._n_seq, int32),
+            ("seq_id", self._seq_rows, ctypes.POINTER(int32)),
+            ("logits", self._output, int8),
+        ):
+            setattr(batch, field, array.ctypes.data_as(pointer))
+        return batch
+
+
+def _bytes_of(buffer: np.ndarray) -> Any:
+    """A pointer to an array's bytes, of the type that llama.cpp expects."""
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
+    """Token ids (n_tokens,) int32 of a UTF-8 text by a vocabulary of llama.cpp; EngineError when it refuses."""
+    needed = -llama.llama_tokenize(vocab, text, len(text), None, 0, add_special, False)
+    ids = (llama.llama_token * max(needed, 1))()
+    n = llama.llama_tokenize(vocab, text, len(text), ids, len(ids), add_special, False) if needed > 0 else 0
+    if n < 0 or needed < 0:
+        raise EngineError("the model's tokenizer refuses the text")
+    return np.ctypeslib.as_array(ids)[:n].copy()
+
+
+def load(path: Path | str, params: "llama.llama_model_params") -> int:
+    """Load a model file; EngineError where llama.cpp cannot."""
+    model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise EngineError(f"llama.cpp cannot load {path}")
+    return model
+
+
+def model_params(config: SessionConfig) -> "llama.llama_model_params":
+    """llama.cpp's model parameters. Without layers on a GPU, the GPU is not used at all.
+
+    If it stayed listed, calls of 32 tokens or more would run there, copying the weights each time (`op_offload`).
+    """
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = config.n_gpu_layers
+    if not config.use_mmap:
+        params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    if config.n_gpu_layers == 0:
+        params.devices = ctypes.addressof(NO_DEVICES)
+    return params

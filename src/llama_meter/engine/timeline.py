@@ -1,0 +1,155 @@
+"""One request recorded operator by operator, through llama.cpp's evaluation callback.
+
+The callback requests every node that computes something, so ggml's scheduler computes one node at a time and waits for
+it. A node's time runs from the callback's return to its next call; the callback's own time is a separate span. Backends
+that fuse nodes or overlap them (GPUs; on the CPU an RMS norm and the product after it) cannot do so while recorded.
+
+It knows neither a node's purpose nor its cost. Views are not waited for: they compute nothing.
+"""
+
+import ctypes
+import struct
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from llama_meter.engine.bindings import llama
+from llama_meter.engine.ggml import Tensor
+from llama_meter.engine.nodes import Operators, name_of
+from llama_meter.engine.session import Session
+from llama_meter.engine.spans import Node, Operand, Phase, Span, Timeline
+
+EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
+SIZE, SOURCES, OP = ctypes.sizeof(Tensor), Tensor.src.offset, Tensor.op.offset
+POINTERS = struct.Struct("10P")
+
+clock = time.perf_counter_ns
+
+
+class Call(NamedTuple):
+    """One node between two calls of the callback: timestamps in nanoseconds, ggml's structs of it and its sources."""
+
+    asked: int
+    answered: int
+    computed: int
+    left: int
+    structs: tuple[bytes, ...]
+
+
+class Recorder(Operators):
+    """A second context on the model of an open session, with its own memory, in which every node is recorded.
+
+    `views` True waits for views too: nothing is computed, so their time is the least cost of recording a node.
+    """
+
+    def __init__(self, session: Session, views: bool = False):
+        self.views = views
+        self._asked, self._answered = 0, 0
+        self._seen: list[tuple[int, int, int, tuple[bytes, ...]]] = []
+        self._left: list[int] = []
+        super().__init__(session, session.config)
+
+    def _context_params(self) -> "llama.llama_context_params":
+        params = super()._context_params()
+        params.no_perf = False
+        return params
+
+    def record(self, prompt: np.ndarray, following: np.ndarray) -> tuple[Timeline, list[np.ndarray]]:
+        """Record every operator of one request (see `request`); its timeline and the logits after each phase."""
+        self._seen.clear()
+        self._left.clear()
+        llama.llama_perf_context_reset(self.context)
+        start = clock()
+        stamps, logits = request(self, prompt, following)
+        end = clock()
+        calls = [Call(*seen[:3], left, seen[3]) for seen, left in zip(self._seen, self._left, strict=True)]
+        return self._timeline(start, end, stamps, calls), logits
+
+    def engine_clock(self) -> int:
+        """Nanoseconds of the last request's evaluations, as reported by llama.cpp."""
+        told = llama.llama_perf_context(self.context)
+        return round((told.t_p_eval_ms + told.t_eval_ms) * 1e6)
+
+    def _run(self, n_tokens: int) -> None:
+        self._asked = 0
+        super()._run(n_tokens)
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        """With `ask`: whether to wait for the node. Without: it is computed; its structs are copied and read later."""
+        if ask:
+            self._asked = self._asked or clock()
+            wanted = self.views or self.op(ctypes.c_int.from_address(address + OP).value) not in EMPTY
+            self._answered = clock()
+            return wanted
+        computed = clock()
+        node = ctypes.string_at(address, SIZE)
+        sources = (ctypes.string_at(source, SIZE) for source in POINTERS.unpack_from(node, SOURCES) if source)
+        self._seen.append((self._asked, self._answered, computed, (node, *sources)))
+        self._asked = 0
+        self._left.append(clock())
+        return True
+
+    def _timeline(self, start: int, end: int, stamps: list[int], calls: list[Call]) -> Timeline:
+        known: dict[tuple[bytes, ...], int] = {}
+        numbers: dict[Node, int] = {}
+        for call in calls:
+            if call.structs not in known:
+                known[call.structs] = numbers.setdefault(self._node(call.structs), len(numbers))
+        nodes, phases = tuple(numbers), []
+        for step, (begin, finish) in enumerate(pairwise(stamps)):
+            within = [call for call in calls if begin <= call.computed < finish]
+            spans = _spans(begin, finish, within, [known[call.structs] for call in within], nodes)
+            phases.append(Phase(f"DECODE_STEP {step}" if step else "PREFILL", begin, finish, tuple(spans)))
+        return Timeline(start, end, tuple(phases), nodes)
+
+    def _node(self, structs: tuple[bytes, ...]) -> Node:
+        result, *sources = (Tensor.from_buffer_copy(struct) for struct in structs)
+        op = self._base.ggml_op_desc(ctypes.byref(result)).decode()
+        return Node(self._operand(result), op, tuple(map(self._operand, sources)))
+
+    def _operand(self, tensor: Tensor) -> Operand:
+        shape = tuple(tensor.ne)
+        rows = shape[1] * shape[2] * shape[3]
+        n_bytes = self._base.ggml_row_size(tensor.type, shape[0]) * rows
+        dtype = self._base.ggml_type_name(tensor.type).decode()
+        return Operand(name_of(tensor), dtype, shape, n_bytes)
+
+
+def request(session: Session, prompt: np.ndarray, following: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
+    """One request from an empty memory: a prompt (n_prompt,), then one decode step for each of `following` (n_gen,).
+
+    Returns (1 + n_gen) + 1 timestamps in nanoseconds around the phases, and the logits (n_vocab,) after each phase.
+    """
+    session.clear()
+    stamps = [clock()]
+    logits = [session.prefill({0: prompt})[0][-1]]
+    stamps.append(clock())
+    for token in following.tolist():
+        session.decode({0: token})
+        logits.append(session.logits())
+        stamps.append(clock())
+    return stamps, logits
+
+
+def _spans(start: int, end: int, calls: list[Call], indices: list[int], nodes: tuple[Node, ...]) -> Iterator[Span]:
+    """Spans from `start` to `end` without a gap. Every graph of a phase begins with the same node as its first."""
+    at = left = start
+    for call, index in zip(calls, indices, strict=True):
+        if _alike(nodes[index], nodes[indices[0]]):
+            if left > at:
+                yield Span("callback", at, left)
+            yield Span("prepare", left, call.asked)
+            at = call.asked
+        yield Span("callback", at, call.answered)
+        yield Span("operator", call.answered, call.computed, index)
+        at, left = call.computed, call.left
+    if left > at:
+        yield Span("callback", at, left)
+    yield Span("finish", left, end)
+
+
+def _alike(one: Node, other: Node) -> bool:
+    return (one.op, one.result.name) == (other.op, other.result.name)

@@ -1,0 +1,161 @@
+"""The journal: append-only JSON lines, synced when written. A torn last line, as a power cut leaves it, is dropped.
+
+It is dropped only from a regular file whose other lines are all records or, without other lines, whose torn line begins
+like a record. Any other file is not a journal and stays unchanged.
+"""
+
+import gc
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from llama_meter import paths
+from llama_meter.disk import content, growing, lock
+from llama_meter.errors import StudyError, unwritable
+from llama_meter.rows import SCHEMA, Fact, Record, Row
+
+REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
+
+_decoder = msgspec.json.Decoder(Record)
+_encoder = msgspec.json.Encoder()
+_BEGINNINGS = (b'{"kind":"row",', b'{"kind":"fact",')  # how records begin
+
+
+def journal_path(study: str, scale: str, place: str) -> Path:
+    """Where a study's journal lies: data/measured/<place>/<study>.<scale>.jsonl."""
+    return paths.MEASURED / place / f"{study}.{scale}.jsonl"
+
+
+def read(path: Path) -> list[Record]:
+    """Every complete record of a journal, in order; an absent journal is empty.
+
+    Raises
+    ------
+    StudyError
+        A complete line does not decode, or was written by a newer schema.
+
+    """
+    return _decoded(path, content(path) if path.exists() else b"")
+
+
+def _decoded(path: Path, data: bytes) -> list[Record]:
+    complete, torn = data[: (end := data.rfind(b"\n") + 1)], data[end:]
+    try:
+        with _no_garbage_collection():
+            records = _decoder.decode_lines(complete)
+        if not records and not any(torn[: len(begin)] == begin[: len(torn)] for begin in _BEGINNINGS):
+            raise ValueError("no line of it is a record")
+    except (ValueError, RecursionError) as error:  # a MsgspecError or invalid UTF-8 is a ValueError
+        raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
+    newest = max((record.schema for record in records if isinstance(record, Row)), default=SCHEMA)
+    if newest > SCHEMA:
+        raise StudyError(str(path), f"schema {newest} is newer than this program's {SCHEMA}", "git pull && make test")
+    return records
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause garbage collection: decoding makes no cycles, and searching for them takes four times its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def latest_rows(records: list[Record]) -> list[Row]:
+    """Rows, one per key: a retried failure replaces the row it retries."""
+    return list({record.key: record for record in records if isinstance(record, Row)}.values())
+
+
+def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
+    """Remove records from a journal and return them; the file is whole at any moment, and deleted when empty.
+
+    Facts without any row left are removed too. Raises StudyError as reading and writing do.
+    """
+    with Journal(path) as journal:
+        dropped = [record for record in journal.records if unwanted(record)]
+        kept = [record for record in journal.records if not unwanted(record)]
+        named = {fact for record in kept if isinstance(record, Row) for fact in record.facts}
+        kept = [record for record in kept if isinstance(record, Row) or record.id in named]
+        if dropped and not kept:
+            path.unlink()
+        elif dropped:
+            with growing(path) as partial, partial.open("wb") as file:
+                file.writelines(_encoder.encode(record) + b"\n" for record in kept)
+    return dropped
+
+
+class Journal:
+    """An open journal. One process writes at a time; rows reach the disk before `append` returns."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            if path.is_symlink():
+                raise self._no_file() from error
+            raise unwritable(path, error) from error
+        self._held = self._fd
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise self._no_file()
+            self._lock()
+            data = path.read_bytes()
+            self.records = _decoded(path, data)
+            if torn := len(data) - data.rfind(b"\n") - 1:
+                os.ftruncate(self._fd, len(data) - torn)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in {self._fd, self._held}:
+            os.close(each)
+
+    def append(self, *records: Record) -> None:
+        """Write records and sync them. On a full disk only these records are lost, with a StudyError."""
+        if not records:
+            return
+        lines = b"".join(_encoder.encode(record) + b"\n" for record in records)
+        size = os.fstat(self._fd).st_size
+        try:
+            if os.write(self._fd, lines) != len(lines):
+                raise OSError(28, os.strerror(28))
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, size)
+            raise StudyError(
+                str(self.path), f"rows not written ({error.strerror})", "df -h . && plamo-study run"
+            ) from error
+        self.records.extend(records)
+
+    def append_fact(self, fact: Fact) -> None:
+        """Write a fact unless the journal has it."""
+        if not any(isinstance(record, Fact) and record.id == fact.id for record in self.records):
+            self.append(fact)
+
+    def _lock(self) -> None:
+        try:
+            self._held = lock(self._fd)
+            replaced = not os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        except (BlockingIOError, FileNotFoundError):
+            replaced = True
+        if replaced:
+            raise StudyError(str(self.path), "another run is writing to it", "wait for the other run, or stop it")
+
+    def _no_file(self) -> StudyError:
+        why = "is a link or no file, and rows are written to files only"
+        return StudyError(str(self.path), why, f"mv {self.path} {self.path}.broken")

@@ -1,0 +1,1 @@
+"""Plan, sweep, worker, and what the machine did meanwhile."""

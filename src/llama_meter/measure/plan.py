@@ -1,0 +1,293 @@
+"""What every plan shares: cells, gates, anchor and blocks. Which cells a study measures is in studies/NAME/plan.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine
+from llama_meter.measure.asked import Sweep
+from llama_meter.models import given, recipes, registry
+from llama_meter.models.file_types import FILE_TYPES
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
+RECIPES = (
+    "Q8_0-ssm_out-BF16",
+    "Q4_0-ssm_out-F16",
+)  # for models with Mamba layers: one against overflow (D5), one from the public benchmark
+LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from disk
+MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
+MATCHED = "plamo-3-matched"  # attention only, with as many weight bytes as the first model
+DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
+READ_CACHES = 8  # array for the read ceiling, in last-level caches
+MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096, "file": 4096}
+GPU_MATMUL_SIZE = 16_384  # rows: a smaller product does not fill a large GPU
+# Of a GPU's read ceiling: 16 times the system-level cache of an Ultra, or 20; the workload keeps within free memory
+GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "weights": 1 << 31, "file": 1 << 31}
+GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA uses another scan above 128 tokens a call
+GATE_TOKENS = {
+    "mini": 320,
+    "shape": 72,
+    "weights": 72,
+    "file": 72,
+}  # mini: past the sliding window; else a minute's work
+GATE_MICRO_BATCH = {
+    "mini": 128,
+    "shape": 32,
+    "weights": 32,
+    "file": 32,
+}  # a gate's prefill crosses two ends of micro-batches
+CONSISTENT_TOKENS = 48  # of each sequence in a gate without an oracle
+GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
+BLOCKS = 5  # processes behind every number, before marked blocks are measured again
+TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0, "file": 900.0}
+ANCHORS = {"mini": 1, "shape": 3, "weights": 3, "file": 3}
+MOST_CELLS = 10**6
+MINOR = 0.01  # share of a file's bytes below which a type's kernel is not measured
+LEAN_BLOCKS = 3
+LEAN_GATE: dict[str, Any] = {"n_prompt": 24, "n_ubatch": 8, "n_gen": 0, "repetitions": 1}
+DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
+
+
+C = TypeVar("C", bound=Cell)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cells to measure in `blocks` randomised blocks, gates once before them, and the anchor between them.
+
+    Cells are in the order in which the finding needs them: under a time limit the last are dropped, but none of the
+    first `needed`, by default all.
+    """
+
+    study: str
+    scale: str
+    cells: tuple[Cell, ...]
+    gates: tuple[Cell, ...]
+    anchor: Cell | None  # None: nothing drifts in a simulation
+    blocks: int
+    extra_blocks: int
+    time_limit_s: float
+    seed: int = 0
+    anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
+    compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
+    workload: str = ""  # module with the `RUNS` of its own types of cell; without one, workloads/phases.py does them
+    program: str = ""  # name of the build whose program its workload runs (`engine build`)
+    needed: int = MOST_CELLS
+    grows: bool = True  # time to spare becomes further blocks
+
+    @property
+    def asked(self) -> tuple[Cell, ...]:
+        """All cells that it measures."""
+        return (*self.cells, *self.gates, *((self.anchor,) if self.anchor else ()))
+
+
+def gates(scale: str, gpu: bool = False) -> Plan:
+    """Gates of the files that studies use most, as a plan of their own: a better gate need not wait for its study.
+
+    One thread: nothing here is timed, and on a busy machine threads that wait for one another are many times slower.
+    """
+    check_scale(scale)
+    base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
+    others = () if scale == "weights" else (MATCHED,)  # the matched model is invented
+    files = [(model, DTYPE[scale]) for model in (*MODELS, *others)] + [(MODELS[0], "F16")]
+    cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
+    anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
+    return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
+
+
+def thread_counts() -> tuple[int, ...]:
+    """All performance cores and half of them; one entry on a single core."""
+    cores = machine.performance_cores()
+    return tuple(dict.fromkeys((cores, max(cores // 2, 1))))
+
+
+def files_of(scale: str, sweep: Sweep, models: Sequence[str] = MODELS) -> tuple[File, ...]:
+    """The files that a study runs on: those that were asked for, else these models in its type."""
+    return sweep.files or tuple((model, scale, DTYPE[scale]) for model in models)
+
+
+def scale_of(scale: str, sweep: Sweep) -> str:
+    """The scale of a plan: "file" where files were asked for."""
+    return registry.GIVEN if sweep.files else scale
+
+
+def one(name: str, asked: Sequence[int], usual: int) -> int:
+    """The value that was asked for, or the usual one. StudyError for several: this study does not vary it."""
+    if len(asked) > 1:
+        why = f"{len(asked)} values, and this study is measured at one"
+        raise StudyError(f"{name} {','.join(map(str, asked))}", why, f"give one, such as -p {name} {asked[0]}")
+    return (*asked, usual)[0]
+
+
+def threads_of(sweep: Sweep) -> int:
+    """The number of threads that was asked for, else all performance cores. StudyError for several."""
+    return one("n_threads", sweep.n_threads, machine.performance_cores())
+
+
+def on_file(cell: C, file: File) -> C:
+    """A cell on another file."""
+    return change(cell, model=file[0], scale=file[1], dtype=file[2])
+
+
+def both_ceilings(scale: str) -> tuple[Read, MatMul]:
+    """Read bandwidth and matrix throughput of one thread on the CPU."""
+    dtype = DTYPE.get(scale, "Q8_0")
+    read = Read(dtype=dtype, n_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
+    return read, MatMul(dtype=dtype, n_rows=MATMUL_SIZE[scale], repetitions=6)
+
+
+def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | MatMul, ...]:
+    """Both ceilings of the CPU at each thread count, and of the GPU where there is one."""
+    both = both_ceilings(scale)
+    cells = [change(cell, n_threads=n) for n in threads for cell in both]
+    if gpu:
+        read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both)
+        cells += [change(read, n_bytes=GPU_READ_BYTES[scale]), change(matmul, n_rows=GPU_MATMUL_SIZE)]
+    return tuple(cells)
+
+
+def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
+    """The matrix product in every type that most of these files' matrices have."""
+    return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
+
+
+def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...]:
+    """The machine's ceilings for a study of these files; of files that were asked for also their kernels."""
+    found = ceilings(scale_of(scale, sweep), gpu, threads)
+    return (*found, *kernels_of(files, found[1])) if sweep.files else found
+
+
+def matrix_types(file: File) -> tuple[str, ...]:
+    """The types of a file's matrices: of a given one those of at least MINOR of its bytes, else as its type says."""
+    if file[1] == registry.GIVEN:
+        sizes = given.matrix_bytes(file)
+        return tuple(dtype for dtype, n_bytes in sizes.items() if n_bytes >= MINOR * sum(sizes.values()))
+    name = file[2].split("-")[0]
+    return (FILE_TYPES[name][1], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
+
+
+def with_gates(
+    study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True, anchor_dtype: str = ""
+) -> Plan:
+    """A plan of these cells, with a gate for every file, the usual anchor, blocks and time limit.
+
+    `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache. `anchor_dtype`:
+    where the anchor's file is another than the first model's. Raises StudyError for a cell that cannot be measured.
+    """
+    for cell in cells:
+        check_cell(cell)
+    first = next(cell for cell in cells if isinstance(cell, OnModel))
+    base = change(first, n_threads=machine.performance_cores(), repetitions=1)
+    files = dict.fromkeys(file for cell in cells for file in cell.files)
+    gate = change(base, workload="gate", **gate_tokens(scale, gpu=base.n_gpu_layers != 0))
+    exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
+    kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
+    gates = tuple(dict.fromkeys(gate_of(kind, file) for file in files for kind in kinds))
+    how = {"n_seq": 1, "policy": "per_sequence", "depth": 16, "n_gen": 32}
+    anchor = change(base, workload="decode", dtype=anchor_dtype or first.dtype, **how)
+    planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
+    return replace(planned, anchors=ANCHORS[scale])
+
+
+def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CELLS) -> Plan:
+    """A plan for a few minutes on a reader's own machine: three processes per cell, and only what they need.
+
+    Only the first process of a cell proves its result, and the others warm up with a short prompt. A file's gate judges
+    every part of every layer and the head for a few tokens. No anchor: three blocks are too few to show which drifted.
+    """
+    own = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
+    for cell in own:
+        check_cell(cell)
+    first = next((cell for cell in own if isinstance(cell, OnModel)), None)
+    if first is None:
+        why = "no model of it is measured at this scale: random weights give way to released ones that were fetched"
+        raise StudyError(f"{study} at {scale}", why, "plamo-study models fetch plamo-2-1b, or another --scale")
+    gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
+    files = dict.fromkeys(file for cell in own for file in cell.files)
+    gates = tuple(gate_of(gate, file) for file in files)
+    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
+
+
+def gate_of(gate: Cell, file: File) -> Cell:
+    """A gate of this file: by the oracle, or by the engine against itself where the oracle cannot read it."""
+    own = on_file(gate, file)
+    if file[1] != registry.GIVEN or given.has_oracle(file):
+        return own
+    return change(own, judged="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
+
+
+def planned_models(scale: str) -> tuple[str, ...]:
+    """The models of a lean plan: those whose released weights are here at "weights", the others at "shape"."""
+    fetched = tuple(name for name in MODELS if any(recipes.model_path(name, "weights", t).exists() for t in TYPES))
+    return fetched if scale == "weights" else tuple(name for name in MODELS if name not in fetched)
+
+
+def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:
+    """Fields of every gate: the tokens that the oracle sees, the micro-batches they come in, and those continued."""
+    if gpu and scale != "mini":
+        return {"n_prompt": GPU_GATE_TOKENS, "n_ubatch": GPU_GATE_MICRO_BATCH, "n_gen": GREEDY_TOKENS}
+    return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
+
+
+@overload
+def change(cell: AnyCell, *, workload: str, **changes: Any) -> Cell:
+    """A cell of another workload."""
+
+
+@overload
+def change(cell: C, **changes: Any) -> C:
+    """A cell of the same type."""
+
+
+def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
+    """A copy of a cell with some fields changed; for another workload, the fields that both types have.
+
+    Raises StudyError for a field that cells of this workload lack.
+    """
+    kind = KINDS[workload or cell.workload]
+    if unknown := changes.keys() - set(kind.__struct_fields__):
+        why = f"has no field {', '.join(sorted(unknown))}"
+        raise StudyError(f"cell {kind.__name__}", why, f"choose among {', '.join(kind.__struct_fields__)}")
+    kept = {name: getattr(cell, name) for name in cell.__struct_fields__ if name in kind.__struct_fields__}
+    return kind(**kept | changes)  # type: ignore[no-any-return] # the classes of a union, by name
+
+
+def model_file(cell: Cell) -> Path:
+    """The GGUF a cell runs on, the first of several."""
+    return recipes.model_path(*cell.files[0])
+
+
+def check_scale(scale: str) -> None:
+    """StudyError unless studies run at this scale."""
+    if scale not in DTYPE:
+        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(DTYPE)}", "plamo-study run --scale mini")
+
+
+def check_cell(cell: Cell) -> None:
+    """Raise StudyError for token counts that cannot be measured: zero, negative, or beyond the model's context."""
+    if not isinstance(cell, OnModel):
+        return
+    what, (n_seq, n_prompt, n_gen) = f"cell {cell.workload} of {cell.model}", cell.shape
+    if min(n_prompt, n_gen) < 0 or n_prompt + n_gen == 0 or min(n_seq, cell.n_threads) < 1:
+        raise StudyError(what, "token, sequence and thread counts must be positive", "raise them")
+    most = registry.spec(cell.model, cell.scale).context_length
+    if n_prompt + n_gen > most:
+        why = f"{n_prompt} + {n_gen} tokens do not fit the model's context of {most}"
+        raise StudyError(what, why, "choose a shorter prompt or fewer steps")
+    if isinstance(cell, Decode) and cell.policy == "shared" and not cell.depth:
+        raise StudyError(what, "only decode after a prompt can share it", "pack it")
+
+
+def fits(cell: Cell) -> bool:
+    """Whether a cell's tokens fit the model's context."""
+    return not isinstance(cell, OnModel) or sum(cell.shape[1:]) <= registry.spec(cell.model, cell.scale).context_length
+
+
+def types(model: str, scale: str) -> tuple[str, ...]:
+    """Types and recipes to study a model in: those its tensors allow, and F32 where the file is small enough."""
+    spec = registry.spec(model, scale)
+    named = (*TYPES, *RECIPES) if spec.mamba_heads else TYPES
+    return tuple(name for name in named if name != "F32" or 4 * spec.n_params <= LARGEST)

@@ -1,0 +1,201 @@
+"""One worker process from spawn to outcome. Every end is an outcome; TimeUpError means that it did not end in time."""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from llama_meter import children
+from llama_meter.cells import AnyCell, Cell, Gate
+from llama_meter.engine import note
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, watch, worker
+from llama_meter.rows import Evidence, Failure, Measured, Status, heard
+
+LOG_LINES = 20
+ONCE_S = 600.0  # time limit of a cell outside of any study
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
+# Threads of the engine sleep while they wait for one another. Read by OpenMP alone: an engine built without it, as on a
+# Mac, has threads of its own, which spin for a moment and then sleep.
+YIELDING = {"OMP_WAIT_POLICY": "passive"}
+BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
+    r"(?<![\w./-])/\S*?(?:llama\.cpp/|(?=ggml/src/)|(?<=/)(?=[^/\s]+\.(?:cpp|c|h):\d))"
+)
+Late = Literal["hang", "starved", "stopped"]
+SILENT: dict[Late | Literal["quota"], str] = {
+    "hang": "no answer within the time limit",
+    "starved": "no answer, but other programs kept it from computing",
+    "stopped": "no answer, but it was stopped or the machine slept",
+    "quota": "no answer, but a CPU quota kept it from computing",
+}
+LOOKS = 12  # checks of a worker within its time limit, each costing this process some tens of microseconds
+MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: most limits, and seconds beyond the first
+ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
+
+
+class TimeUpError(Exception):
+    """The time for measuring was up before a worker had ended. It was killed, and its cell has no result."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker ended: its result, or its failure with the stage it was in."""
+
+    status: Status
+    pid: int
+    evidence: Evidence  # from spawn to end
+    measured: Measured = Measured()
+    failure: Failure | None = None
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Nanoseconds from spawn to end."""
+        return self.evidence.wall_ns
+
+
+def work(
+    job: msgspec.Struct,
+    time_limit_s: float,
+    engine: str = "",
+    workload: str = "",
+    files: Sequence[int] = (),
+    ends_at: float = math.inf,
+) -> Outcome:
+    """Spawn a worker for `job` and wait; after `time_limit_s` seconds it is killed, and the outcome is a hang.
+
+    A starved worker gets more time, and then another status than a hang: threads that wait for one another at every
+    operator crawl when one of them shares its core, and a decode of two seconds takes minutes. The same holds for a
+    worker that was stopped or whose machine slept: that time is not its own.
+
+    `engine`: folder of another build of llama.cpp's libraries than the one in use. `workload`: module with the `RUNS`
+    of this job, where workloads/phases.py does not do it. `files`: file descriptors that the worker inherits.
+    `ends_at`: the deadline by time.monotonic(), after which TimeUpError is raised.
+    """
+    lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
+    command = children.python("-m", worker.__name__, str(lifeline), *filter(None, [workload]))
+    with tempfile.TemporaryFile() as log, children.guard() as guarded:
+        before = machine.counters(children=True)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[lifeline, *files],
+            start_new_session=True,
+            env=_waiting(job) | _environment(engine) | _blas(job),
+        )
+        guarded(-child.pid)
+        result, late = b"", None
+        try:
+            onlooker = watch.Onlooker(child.pid)
+            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s, onlooker, ends_at)
+        finally:
+            _end(child)
+            os.close(lifeline)
+            os.close(ours)
+        evidence = watch.since(before, machine.counters(children=True))
+        evidence = msgspec.structs.replace(evidence, held_ns=onlooker.held_ns)
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+    return _outcome(child, result, late, text, evidence)
+
+
+def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limit_s: float = ONCE_S) -> Measured:
+    """A worker's measurement of a cell outside of any study; StudyError when the worker ended badly."""
+    outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
+    if outcome.failure:
+        why = f"ended badly ({outcome.status}: {outcome.failure.why})"
+        raise StudyError(f"the worker of {cell.workload}", why, "python tools/selfcheck.py --scale mini")
+    return outcome.measured
+
+
+def _environment(engine: str) -> dict[str, str]:
+    """The chosen environment with the engine's folder, and what its build asks for where that is not set."""
+    ours = children.environment() | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
+    asked = note.read(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
+    return dict(setting.split("=", 1) for setting in asked) | ours
+
+
+def _blas(job: msgspec.Struct) -> dict[str, str]:
+    """As many BLAS threads as the cell asks for: workers run side by side, and idle BLAS threads spin."""
+    cell = getattr(job, "cell", None)
+    return dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
+
+
+def _waiting(job: msgspec.Struct) -> dict[str, str]:
+    """A gate's threads do not spin: beside a busy process they would block the core that another thread needs.
+
+    Threads of timed cells do spin, as by default: sleeping, they take a third longer on an idle machine (44 instead of
+    34 ms a step at full size on two cores), though beside a busy process they take 52 ms instead of some 1,400.
+    """
+    return YIELDING if isinstance(getattr(job, "cell", None), Gate) else {}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a worker and every process it started: it leads its own process group."""
+    with suppress(ProcessLookupError, PermissionError):  # none is left, or only zombies (macOS)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _answer(
+    child: subprocess.Popen[bytes], job: bytes, limit_s: float, onlooker: watch.Onlooker, ends_at: float
+) -> tuple[bytes, Late | None]:
+    """The worker's output, or why waiting for it ended; the worker is checked `LOOKS` times per limit.
+
+    A check that finds the worker held does not count towards its limit; their total is bounded all the same.
+    """
+    told: bytes | None = job
+    pause, left = limit_s / LOOKS, LOOKS
+    for _ in range(int(LOOKS * min(MOST_LIMITS, 1 + MOST_MORE_S / limit_s))):
+        try:
+            answer = child.communicate(told, timeout=min(pause, max(ends_at - time.monotonic(), 0)))[0]
+        except subprocess.TimeoutExpired:
+            told = None
+            if time.monotonic() >= ends_at:
+                raise TimeUpError from None
+        else:
+            onlooker.held(pause)
+            return answer, None
+        held = onlooker.held(pause)
+        left -= not held
+        if not left and not onlooker.starved(limit_s):
+            return b"", "hang"
+        left = left or LOOKS
+    return b"", "stopped" if held else "starved"
+
+
+def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, log: str, whole: Evidence) -> Outcome:
+    if child.returncode == 0 and result:
+        measured = msgspec.json.decode(result, type=Measured)
+        return Outcome(status="ok", pid=child.pid, evidence=whole, measured=measured)
+    lines = BUILD_FOLDER.sub("", log).splitlines()
+    stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
+    asserts = [line for line in lines if ASSERT.search(line)]
+    errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
+    ended_by = machine.ended_by(child.returncode)
+    why = "quota" if late == "starved" and watch.throttled(whole) else late
+    failure = Failure(
+        stage=stages[-1] if stages else "spawn",
+        exit_code=None if ended_by else child.returncode,
+        signal="" if late or not ended_by else signal.Signals(ended_by).name,
+        message=next(iter(errors + asserts), SILENT[why] if why else ""),
+        log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
+    )
+    known = Measured(checks=heard(lines))  # before it ended
+    status: Status = "starved" if late == "stopped" else late or _status(ended_by)
+    return Outcome(status=status, pid=child.pid, evidence=whole, failure=failure, measured=known)
+
+
+def _status(ended_by: int) -> Status:
+    if ended_by == signal.SIGABRT:
+        return "abort"
+    return "killed" if ended_by else "error"

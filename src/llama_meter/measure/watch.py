@@ -1,0 +1,388 @@
+"""Direct evidence of disturbance: system counters around a worker's timed parts and its whole run.
+
+Counters are read before and after, never in between: nothing runs inside a timed loop. The rules for marking a row as
+disturbed are here too; selfcheck --disturb checks their limits against planted disturbances.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from itertools import chain
+from math import nan
+from typing import Any
+
+import msgspec
+import psutil
+
+from llama_meter.cells import Cell
+from llama_meter.limits import (
+    COMPUTED_LIMIT,
+    GPU_LIMIT,
+    LATE_S,
+    LOAD_LIMIT,
+    LONG_NS,
+    OTHERS_LIMIT,
+    PRESSURES,
+    SLOW_WEIGHT,
+    STALLED_LIMIT,
+    STARVED_LIMIT,
+    SWAPPED_LIMIT,
+    THROTTLED_LIMIT,
+    WAITED_LIMIT,
+)
+from llama_meter.measure import energy, machine, system
+from llama_meter.measure.system import optional
+from llama_meter.rows import Conditions, Evidence, Row, State
+
+REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
+WARM_LOOK_S = 5.0  # between two looks at a machine that cools down
+ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
+_parts: list[Evidence] = []  # of this process's one job
+
+
+@contextmanager
+def timed(*helpers: int) -> Iterator[None]:
+    """Put this around what is timed: what the system counts meanwhile becomes part of the job's evidence.
+
+    `helpers`: pids of living processes that compute for this job; their CPU time and waiting count as its own.
+    """
+    stops(helpers)  # earlier stops do not count
+    theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
+    yield
+    total = energy.counted()
+    found = since(before, machine.counters())
+    joules = energy.between(spent, total, found.wall_ns / 1e9)
+    after = _of_helpers(helpers)  # a helper that ended meanwhile can no longer be read
+    ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
+    told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran, "stops": found.stops + stops(helpers)}
+    told["others_ns"] = None if found.others_ns is None else max(found.others_ns - ran, 0)
+    told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
+    limits_w = energy.limits() if joules else {}
+    _parts.append(msgspec.structs.replace(found, **told, joules=joules, limits_w=limits_w))
+
+
+def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
+    """Nanoseconds that some processes ran, and that their living threads waited for a CPU; 0 where unknown.
+
+    A server's threads come and go: the process's account, in units of 10 ms, includes those that ended.
+    """
+    ran = waited = 0
+    for pid in pids:
+        threads = (machine.threads(pid) or {}).values()
+        ran += max(sum(each for each, _ in threads), _account(pid) or 0)
+        waited += sum(each for _, each in threads)
+    return ran, waited
+
+
+def stops(helpers: Iterable[int]) -> int:
+    """How many of these processes, of those this one started, were stopped or continued since the last call."""
+    return sum(machine.was_stopped(pid) for pid in helpers)
+
+
+@optional
+def _account(pid: int) -> int:
+    """CPU time of a process in ns; None for one that is gone, or for a zombie on macOS."""
+    told = psutil.Process(pid).cpu_times()
+    return int((told.user + told.system) * 1e9)
+
+
+def collected() -> Evidence | None:
+    """The evidence of all timed parts so far; None where nothing was timed."""
+    return added(_parts) if _parts else None
+
+
+def take_over(parts: list[Evidence]) -> None:
+    """Add the evidence of this job's processes, which computed side by side, to its own.
+
+    Processes of one job must not count as other programs to one another.
+    """
+    longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
+    busy_ns = None if longest.others_ns is None else longest.others_ns + longest.cpu_ns
+    waited = [part.waited_ns for part in parts]
+    told = {
+        "cpu_ns": cpu_ns,
+        "others_ns": None if busy_ns is None else max(busy_ns - cpu_ns, 0),
+        "waited_ns": None if None in waited else sum(each or 0 for each in waited),
+        "involuntary": sum(part.involuntary for part in parts),
+        "voluntary": sum(part.voluntary for part in parts),
+        "stops": sum(part.stops for part in parts),
+    }
+    _parts.append(msgspec.structs.replace(longest, **told))
+
+
+def since(before: machine.Counters, after: machine.Counters) -> Evidence:
+    """What was counted between two readings."""
+    gone: dict[str, int | None] = {}
+    for name in (field.name for field in fields(machine.Counters)):
+        first, last = getattr(before, name), getattr(after, name)
+        gone[name] = None if first is None or last is None else max(last - first, 0)
+    busy, slow = gone.pop("busy_ns"), gone.pop("slow_busy_ns")
+    others = None if busy is None else max(busy - (gone["cpu_ns"] or 0), 0)
+    of_slow = None if others is None or slow is None else min(slow, others)
+    known = {"cpus": psutil.cpu_count() or 1, "mhz": system.mhz(), "others_ns": others, "others_slow_ns": of_slow}
+    return Evidence(**known, **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
+
+
+def added(parts: list[Evidence]) -> Evidence:
+    """The sum of several intervals, with the lowest clock of them."""
+    joules = {name: sum(part.joules.get(name, nan) for part in parts) for part in parts for name in part.joules}
+    whole = {name: each for name, each in joules.items() if each == each}  # counted in every part
+    limits_w = {name: watts for part in parts for name, watts in part.limits_w.items()}
+    total: dict[str, Any] = {"cpus": parts[0].cpus, "joules": whole, "limits_w": limits_w}
+    for name in Evidence.__struct_fields__:
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        if name not in total:
+            total[name] = (min(known) if name == "mhz" else sum(known)) if known else None
+    return msgspec.convert(total, Evidence)
+
+
+def calm() -> bool:
+    """Whether nothing else computes on this machine now, observed for half a second."""
+    before = machine.counters()
+    time.sleep(0.5)
+    found = since(before, machine.counters())
+    busy, state = (_taken(found) or 0.0) > OTHERS_LIMIT * found.cpus, machine.state()
+    return not busy and not slowed(state) and not _gpu_is_busy(state)
+
+
+def wait_until_calm(most_s: float) -> None:
+    """Return when the machine is calm, or after `most_s` seconds."""
+    end = time.monotonic() + most_s
+    while time.monotonic() < end and not calm():
+        pass
+
+
+def wait_until_cool(most_s: float) -> bool:
+    """Whether the machine reports no thermal pressure, or none at all, after a wait of at most `most_s` seconds."""
+    end = time.monotonic() + most_s
+    while is_hot := hot(machine.state()):
+        if (left := end - time.monotonic()) <= 0:
+            break
+        time.sleep(min(WARM_LOOK_S, left))
+    return not is_hot
+
+
+def before_row() -> State:
+    """The machine's state just before a timed row.
+
+    What a driver says of its GPU still includes the worker that ended just now, so a busy one is looked at again, for
+    REST_S at most.
+    """
+    end = time.monotonic() + REST_S
+    while _gpu_is_busy(state := machine.state()) and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    return state
+
+
+class Onlooker:
+    """Tells whether something kept an overdue worker from computing."""
+
+    def __init__(self, pid: int):
+        self.pid, self.waited_ns, self.own_ns, self.held_ns = pid, 0, 0, 0
+        self.before, self.looked_ns = machine.counters(), machine.awake_or_not_ns()
+
+    def held(self, pause_s: float) -> bool:
+        """Whether the worker is stopped now, or this check, `pause_s` seconds after the last one, is late.
+
+        A check is late where the whole machine slept or stalled, or this process itself was stopped.
+        """
+        now = machine.awake_or_not_ns()
+        gone, self.looked_ns = now - self.looked_ns, now
+        held = gone > (pause_s + LATE_S) * 1e9 or machine.is_stopped(self.pid)
+        self.held_ns += gone * held
+        return held
+
+    def starved(self, limit_s: float) -> bool:
+        """Whether others, or a CPU quota, kept the worker from computing since the last call.
+
+        A worker with one busy thread is not starved once it has had `limit_s` seconds of CPU time: that is progress
+        enough. The CPU time of threads that spin while they wait for one another says nothing.
+        """
+        threads, now = machine.threads(self.pid), machine.counters()
+        meanwhile = since(self.before, now)
+        self.before = now
+        if threads is None:
+            return self._crowded(meanwhile)
+        waited_ns = sum(waited for _, waited in threads.values())
+        held_ns, self.waited_ns = waited_ns - self.waited_ns + (meanwhile.throttled_ns or 0), waited_ns
+        queued = held_ns / meanwhile.wall_ns
+        ran = sorted((ran for ran, _ in threads.values()), reverse=True)
+        alone = sum(ran[1:]) < ALONE * ran[0]
+        return queued > STARVED_LIMIT and not (alone and ran[0] >= limit_s * 1e9)
+
+    def _crowded(self, meanwhile: Evidence) -> bool:
+        """Without counts of how long threads wait: whether all CPUs were busy, partly with other work."""
+        before, self.own_ns = self.own_ns, _account(self.pid) or 0
+        ran = max(self.own_ns - before, 0)
+        busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
+        return busy > 0.95 * meanwhile.cpus and busy - ran / meanwhile.wall_ns > STARVED_LIMIT
+
+
+def others(conditions: Conditions) -> float | None:
+    """Share of the machine's CPU time that other processes took or that the hypervisor gave to other guests.
+
+    Taken from the timed parts where they are long against the 10 ms units of the system's counts, else from the whole
+    worker. None for a row without evidence. Time on efficiency cores counts SLOW_WEIGHT: what runs there takes less.
+    """
+    found = conditions.timed
+    if found is None or found.wall_ns < LONG_NS:
+        found = conditions.whole
+    taken = None if found is None else _taken(found)
+    return None if found is None or taken is None else (taken + (found.stolen_ns or 0) / found.wall_ns) / found.cpus
+
+
+def _taken(found: Evidence) -> float | None:
+    """CPUs' worth of time that other processes took, of performance cores; None where nothing counts it."""
+    if found.others_ns is None or not found.wall_ns:
+        return None
+    slow = min(found.others_slow_ns or 0, found.others_ns)
+    return (found.others_ns - (1 - SLOW_WEIGHT) * slow) / found.wall_ns
+
+
+def waited(conditions: Conditions) -> float | None:
+    """CPUs' worth of time for which the worker's threads were ready but had no CPU, during its timed parts."""
+    found = conditions.timed
+    return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
+
+
+def swapped(conditions: Conditions) -> int | None:
+    """Bytes moved to swap and back while a worker ran; None where the system does not count them."""
+    first, last = (conditions.before or State()).swapped_bytes, conditions.swapped_bytes
+    return None if first is None or last is None else last - first
+
+
+STOPPED, OTHERS, WAITED, LOAD = "stopped", "others", "waited", "load"
+QUOTA, STARVED = "quota", "starved"
+BATTERY, LOW_POWER, HEAT, MEMORY, GPU = "battery", "low power", "heat", "memory", "GPU"
+
+
+def disturbed(rows: Iterable[Row]) -> set[str]:
+    """Keys of the rows of one journal that something disturbed; `causes` says what."""
+    return set(causes(rows))
+
+
+def causes(rows: Iterable[Row]) -> dict[str, str]:
+    """The disturbed rows of one journal: their keys, with the cause of each.
+
+    A row is disturbed if other work took CPUs or the GPU or held up its worker, if it was stopped, if a CPU quota held
+    it, or if the machine was slow or short of memory. STARVED: its threads computed for less time than they could have,
+    and nothing that the system counts says why.
+
+    Where processes of one cell wait for one another's threads, waiting says nothing about other work. All cells of such
+    a workload are judged by what others took, or ratios between them would come from differently judged blocks.
+    Rows older than the evidence are judged by the load when they began: no more threads may have been ready to run than
+    the journal's cells use.
+    """
+    rows = list(rows)
+    threads: dict[str, int] = {}
+    for row in rows:
+        threads[row.machine] = max(threads.get(row.machine, 1), row.cell.n_threads)
+    return {row.key: cause for row in rows if (cause := _cause(row, threads))}
+
+
+def _cause(row: Row, threads: Mapping[str, int]) -> str:
+    """The first cause that disturbed a row; "" for none."""
+    if row.status == "starved":
+        return QUOTA if throttled(row.conditions.whole) else WAITED
+    if not row.cell.is_timed:
+        return ""
+    conditions, on_gpu = row.conditions, getattr(row.cell, "n_gpu_layers", 0) != 0
+    if conditions.whole is None:
+        return LOAD if (conditions.load_1min or 0.0) > threads[row.machine] + LOAD_LIMIT else ""
+    if conditions.whole.held_ns or (conditions.timed and conditions.timed.stops):
+        return STOPPED
+    if throttled(conditions.timed):
+        return QUOTA
+    if row.cell.computes and not on_gpu and _starved(conditions.timed, row.cell.n_threads):
+        return STARVED
+    if (others(conditions) or 0.0) > OTHERS_LIMIT:
+        return OTHERS
+    if not row.cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
+        return WAITED
+    before, timed = conditions.before or State(), conditions.timed or Evidence()
+    if slow := slowed(before) or slowed(conditions):
+        return slow
+    if timed.hot:
+        return HEAT
+    if (swapped(conditions) or 0) > SWAPPED_LIMIT or (timed.stalled_ns or 0) > STALLED_LIMIT * timed.wall_ns:
+        return MEMORY
+    return GPU if _gpu_is_busy(before) or (not on_gpu and _gpu_is_busy(conditions)) else ""
+
+
+def throttled(found: Evidence | None) -> bool:
+    """Whether a CPU quota held what was counted."""
+    return found is not None and (found.throttled_ns or 0) > THROTTLED_LIMIT * found.wall_ns
+
+
+def _starved(found: Evidence | None, n_threads: int) -> bool:
+    """Whether threads that never sleep ran for far less time than they could, and others did not take half of the rest.
+
+    Only where the system counts how long threads wait: on a Mac, Accelerate computes prompts while they sleep.
+    """
+    if found is None or not found.cpu_ns or found.waited_ns is None or found.wall_ns < LONG_NS:
+        return False
+    ran, taken = found.cpu_ns / found.wall_ns, (_taken(found) or 0.0) + (found.stolen_ns or 0) / found.wall_ns
+    return ran < COMPUTED_LIMIT * n_threads and taken < (n_threads - ran) / 2
+
+
+def slowed(state: State) -> str:
+    """Why the whole machine is slower than it could be; "" where the system reports no reason."""
+    if state.power_source == "battery":
+        return BATTERY
+    if state.power_mode == "low":
+        return LOW_POWER
+    if hot(state):
+        return HEAT
+    return MEMORY if state.memory_pressure in ("warning", "critical") else ""
+
+
+def hot(state: State) -> bool:
+    """Whether heat slows the machine, as far as its system says."""
+    return state.thermal in PRESSURES[1:]
+
+
+def _gpu_is_busy(state: State) -> bool:
+    return (state.gpu_used or 0.0) > GPU_LIMIT
+
+
+def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
+    """Relative drift of each block, as a fraction: the smaller of its anchors' drift and its cells' drift.
+
+    Anchors: the distance of the anchor before or after the block from the median anchor, the larger of the two. Cells:
+    the median ratio of their times to their medians over all blocks, less 1. An anchor is one process, and processes
+    vary by some 7 %, so an anchor alone would mark every third steady block. A block without an anchor, added by a
+    later call, is judged by its cells.
+    """
+    rows = list(rows)
+    marked = disturbed(rows)
+    rows = [row for row in rows if row.key not in marked]
+    anchors, cells = _anchor_drift(rows), _cell_drift(rows)
+    both = {block: min(drift, cells.get(block, drift)) for block, drift in anchors.items()}
+    return cells | both if anchors else {}
+
+
+def _anchor_drift(rows: list[Row]) -> dict[int, float]:
+    processes: dict[int, list[float]] = {}
+    for row in rows:
+        if row.anchor and any(row.samples_ns):
+            processes.setdefault(row.block, []).append(statistics.median(chain(*row.samples_ns)))
+    if not processes:
+        return {}
+    anchors = {block: statistics.median(times) for block, times in processes.items()}
+    middle = statistics.median(anchors.values())
+    off = {block: abs(value / middle - 1) for block, value in anchors.items()}
+    return {block: max(off[block], off.get(block + 1, 0.0)) for block in off}
+
+
+def _cell_drift(rows: list[Row]) -> dict[int, float]:
+    taken: dict[tuple[str, Cell], dict[int, float]] = {}
+    for row in rows:
+        if any(row.samples_ns) and row.block >= 0 and not row.anchor:
+            taken.setdefault((row.engine, row.cell), {})[row.block] = statistics.median(chain(*row.samples_ns))
+    relative: dict[int, list[float]] = {}
+    for times in taken.values():
+        for block, taking in times.items() if len(times) > 1 else ():
+            relative.setdefault(block, []).append(taking / statistics.median(times.values()))
+    return {block: abs(statistics.median(values) - 1) for block, values in relative.items()}

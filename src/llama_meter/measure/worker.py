@@ -1,0 +1,120 @@
+"""The process of one measurement: it reads a job from stdin, writes a `Measured` to stdout and ends.
+
+    python -m llama_meter.measure.worker LIFELINE [WORKLOAD]
+
+WORKLOAD: a module whose `RUNS` names, for each type of cell or job of its own, the function that does it.
+LIFELINE: a pipe whose other end only the parent holds. The process dies with its parent: a thread waits for that end to
+close.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Union
+
+import msgspec
+
+from llama_meter.cells import AnyCell, Cell
+from llama_meter.measure import machine, watch
+from llama_meter.rows import Measured
+
+ORPHANED = 9
+USUAL = "llama_meter.workloads.phases"  # does what no plan names a module for
+
+Run = Callable[..., Measured]  # takes a cell, its file's path, `stage`, and paths of further files; or a job alone
+Runs = Mapping[type[msgspec.Struct], Run]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell with the files it runs on, or no cell: then the worker only reports which engine it loaded."""
+
+    cell: Cell | None = None
+    path: str = ""
+    others: list[str] = []  # paths of further files
+    replicate: int = 0
+
+
+def main() -> None:
+    """Do the one job on stdin, write what was measured to stdout, and end the process."""
+    line = sys.stdin.buffer.readline()  # before `begin`: the lifeline may be stdin itself
+    answers = begin()
+    with failing():
+        measured = _do(line, sys.argv[2] if len(sys.argv) > 2 else "")
+    peak = measured.peak_rss_bytes or machine.peak_rss()
+    measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
+    measured = msgspec.structs.replace(measured, splits=measured.splits or _splits())
+    answers.write(msgspec.json.encode(measured))
+    answers.flush()
+    os._exit(0)  # the result is out; interpreter teardown would only cost time
+
+
+def begin() -> BinaryIO:
+    """The stream for the answer, the former stdout: stdout is the log from now on. The process ends with its parent."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the engine prints is log, not result
+    machine.count_stops()
+    machine.report_no_abort()
+    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
+    return answers
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """Context for the work: an exception is reported on stderr and ends the process."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error).replace("\n  mend: ", "; mend: ")  # a StudyError's, on the one line that is kept
+        print(f"@error {type(error).__name__}: {said}", file=sys.stderr, flush=True)
+        os._exit(1)  # no teardown: the engine may be in any state
+
+
+def _do(line: bytes, workload: str) -> Measured:
+    stage("start")
+    own: Runs = import_module(workload).RUNS if workload else {}
+    kinds: Any = Union[tuple(kind for kind in own if not issubclass(kind, AnyCell)) or Job]  # noqa: UP007 # of a tuple
+    job = msgspec.json.decode(line, type=kinds)
+    if not isinstance(job, Job):
+        return own[type(job)](job)
+    if job.cell is None:
+        from llama_meter.engine import library  # a simulation does without an engine
+
+        log: list[str] = []
+        library.capture_log(log)
+        return Measured(facts=library.describe() | {"gpus": library.gpus(log)})
+    if run := own.get(type(job.cell)):
+        stage(job.cell.workload)
+        return run(job.cell, Path(job.path), stage, *map(Path, job.others))
+    usual = import_module(USUAL)  # it loads the engine and NumPy; a simulation does without both
+    done: Measured = usual.run(job.cell, Path(job.path), job.replicate, stage)
+    return done
+
+
+def _splits() -> tuple[int, int] | None:
+    """The graph splits that the engine told of; None where nothing loaded an engine."""
+    library: Any = sys.modules.get("llama_meter.engine.library")
+    found: tuple[int, int] | None = library.splits() if library else None
+    return found
+
+
+def stage(name: str) -> None:
+    """Report on stderr which stage begins, so that a crash can be located."""
+    print(f"@stage {name}", file=sys.stderr, flush=True)
+
+
+def end_with_parent(lifeline: int) -> None:
+    """End this process and those it started when the other end of a pipe closes, however the parent died."""
+    os.read(lifeline, 1)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    main()

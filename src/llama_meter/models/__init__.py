@@ -1,0 +1,1 @@
+"""Any GGUF: header and shape, synthetic and embedded files, fetching, converting, checking, repairing, quantizing."""

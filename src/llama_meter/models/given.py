@@ -1,0 +1,242 @@
+"""Model files that a user gives by path: what each is, the name of its rows, and whether it may be measured.
+
+A file is never copied, moved or written to. Its hash and the findings of its check are remembered (noted.py), so that a
+large file is read once. Where only a repaired copy can be measured, it is made on request alone, in
+data/models/repaired.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
+from gguf import LlamaFileType
+
+from llama_meter import paths
+from llama_meter.disk import expanded, plain
+from llama_meter.errors import StudyError
+from llama_meter.models import check, header, mistaken, noted, registry, repair, roles
+from llama_meter.models.expected import read_spec
+from llama_meter.models.finding import Finding, blocking, printable
+from llama_meter.models.header import Header
+from llama_meter.models.registry import ARCHS, GIVEN, ModelSpec
+from llama_meter.models.roles import PART
+
+REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
+TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
+NO_NAME = ("n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is no name
+BEYOND_ORACLE = ("tensor-scale", "rope-scaling")  # findings about what the oracle does not compute
+LONGEST = 40  # characters of a name
+MENDED = ("head-count-array",)  # findings that a repair mends
+
+
+@dataclass(frozen=True)
+class OtherSpec(ModelSpec):
+    """What the header of another architecture states; 0 where it does not. `weights`: as many as the file holds."""
+
+    weights: int = 0
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights in the file."""
+        return self.weights
+
+
+@dataclass(frozen=True)
+class Given:
+    """A file: where it lies, all its parts, what it states, and the findings of its check."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    spec: ModelSpec
+    dtype: str
+    sha256: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def file(self) -> tuple[str, str, str]:
+        """As cells name it: model, scale and type."""
+        return self.spec.name, GIVEN, self.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.stat().st_size for part in self.parts)
+
+
+FILES: dict[tuple[str, str, str], Given] = {}  # of this process, by the names that cells give them
+
+
+def give(named: str | Iterable[Any]) -> list[Given]:
+    """The files that a parameter names: a path, several with commas between them, or a list; each once.
+
+    Raises StudyError for a path that is no file, a file that is no model, a part that is missing, and a blocking
+    finding of the check.
+    """
+    found = []
+    for path in split(named):
+        each = _one(path)
+        FILES[each.file] = each
+        registry.give(each.spec, each.dtype, each.path)
+        found.append(each)
+    return list(dict.fromkeys(found))
+
+
+def has_oracle(file: tuple[str, str, str]) -> bool:
+    """Whether the oracle can judge a given file: PLaMo in one part, with nothing that the oracle does not compute."""
+    own = FILES[file]
+    beyond = any(finding.code in BEYOND_ORACLE for finding in own.findings)
+    return own.spec.arch in ARCHS and len(own.parts) == 1 and not beyond
+
+
+def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
+    """Bytes of a given file's matrices by tensor type; an embedding that is only looked up is none."""
+    found: dict[str, int] = {}
+    records = [tensor for part in FILES[file].parts for tensor in header.read(part).tensors]
+    looked_up = {"token_embd.weight"} if any(tensor.name == "output.weight" for tensor in records) else set()
+    for tensor in records:
+        if len(tensor.shape) > 1 and tensor.name not in looked_up and "conv1d" not in tensor.name:
+            found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
+    return found
+
+
+def split(named: str | Iterable[Any]) -> list[Path]:
+    """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
+    if isinstance(named, str) and named.lstrip().startswith("[") and not _expanded(named.strip()).exists():
+        named = yaml.safe_load(named)  # as a command line gives a list
+    texts = [str(each) for each in named] if not isinstance(named, str) else [named.strip()]
+    if len(texts) == 1 and not _expanded(texts[0]).exists():
+        texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]
+    return [_expanded(text) for text in texts if text]
+
+
+def _expanded(text: str) -> Path:
+    return expanded(os.path.expandvars(text))
+
+
+def _one(path: Path) -> Given:
+    mistaken.check_path(path, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
+    whole = path.resolve()
+    opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
+    if (what := roles.not_a_model(opened)) and what.code != "split":
+        raise StudyError(str(path), what.evidence, what.mend)
+    parts = _parts(path, whole, opened)
+    heads = [opened, *(header.read(part) for part in parts[1:])]
+    digest, findings = noted.checked(parts, lambda: _checked(parts, heads))
+    if worst := blocking(findings):
+        return _one(_repaired(parts, digest, worst))
+    spec, dtype = _spec(path, opened, heads), _dtype(heads)
+    clash = FILES.get((spec.name, GIVEN, dtype))
+    if clash and clash.sha256 != digest:
+        spec = replace(spec, name=f"{spec.name} {digest[:6]}")
+    return Given(path.absolute(), parts, spec, dtype, digest, findings)
+
+
+def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
+    """All parts of a split file, the given one first; it must be the first."""
+    number, count = roles.split_of(opened)
+    if count < 2:
+        return (whole,)
+    named = roles.named_parts(path, count)
+    if not named:
+        why = f"is part {number} of {count}, and its name does not say so: the engine looks for the parts by name"
+        raise StudyError(str(path), why, f"name it as it was published: NAME-{number:05d}-of-{count:05d}.gguf")
+    if number > 1:
+        raise StudyError(str(path), f"is part {number} of {count}", f"give the first part: {named[0]}")
+    if missing := [part for part in named if not part.is_file()]:
+        why = f"is the first of {count} parts, and {len(missing)} are missing (first: {missing[0].name})"
+        raise StudyError(str(path), why, f"fetch all parts into {path.parent}")
+    return tuple(named)
+
+
+def _checked(parts: Sequence[Path], heads: Sequence[Header]) -> list[Finding]:
+    """Findings without an engine: for PLaMo all of `models check`, for others what holds for any GGUF."""
+    arch = heads[0].text("general.architecture")
+    if len(parts) > 1 and arch in ARCHS:
+        why = "is split, and only whole files of PLaMo are checked tensor by tensor"
+        return [Finding("note", "split", why, "llama-gguf-split --merge FIRST-PART OUT")]
+    if arch in ARCHS:
+        return check.inspect(parts[0])[0]
+    return [finding for head in heads for finding in check.anything(head)]
+
+
+def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> Path:
+    """A repaired copy, where it was allowed and mends all that blocks; StudyError otherwise."""
+    path, first = parts[0], worst[0]
+    if len(parts) > 1 or any(finding.code not in MENDED for finding in worst):
+        raise StudyError(str(path), f"must not be measured: {first.evidence}", first.mend)
+    copy = paths.MODELS / "repaired" / f"{_stem(path)}.{digest[:12]}.gguf"
+    if not copy.exists():
+        if not os.environ.get(REPAIR):
+            why = f"must not be measured as it is: {first.evidence}"
+            size = f"{path.stat().st_size / 1e9:.2g} GB in {copy}"
+            mend = f"add --repair (papermill: -p repair True), which makes and measures a repaired copy: {size}"
+            raise StudyError(str(path), why, mend)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        repair.repair(path, copy)
+    return copy
+
+
+def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
+    """The shape that the header states, under the name that rows give it."""
+    arch, name = printable(opened.text("general.architecture") or ""), _name(path, opened)
+    if arch in ARCHS:
+        spec, found = read_spec(opened)
+        if spec is None:
+            worst = (blocking(found) or found)[0]
+            raise StudyError(str(path), f"does not state its shape: {worst.evidence}", worst.mend)
+        tied = all(tensor.name != "output.weight" for head in heads for tensor in head.tensors)
+        return replace(spec, name=name, tied=tied)
+    if not arch:
+        raise StudyError(str(path), "does not name its architecture", "give a model's GGUF")
+
+    def number(key: str) -> int:
+        value = opened.value(f"{arch}.{key}")
+        return int(max(value)) if isinstance(value, Iterable) and not isinstance(value, str) else int(value or 0)
+
+    heads_, hidden = number("attention.head_count"), number("embedding_length")
+    tokens = opened.records.get("tokenizer.ggml.tokens")
+    return OtherSpec(
+        name=name, scale=GIVEN, arch=arch, hidden=hidden, layers=number("block_count"), heads=heads_,
+        kv_heads=number("attention.head_count_kv") or heads_,
+        head_dim=number("attention.key_length") or hidden // max(heads_, 1), ffn=number("feed_forward_length"),
+        vocab=tokens.count if tokens else number("vocab_size"), context_length=number("context_length") or 1 << 30,
+        rms_eps=0.0, rope_theta=0.0,
+        tied=all(tensor.name != "output.weight" for head in heads for tensor in head.tensors),
+        d_state=number("ssm.state_size"), d_conv=number("ssm.conv_kernel"),
+        weights=sum(prod(tensor.dims) for head in heads for tensor in head.tensors),
+    )  # fmt: skip
+
+
+def _name(path: Path, opened: Header) -> str:
+    """`general.name`, else the file's stem without its type: printable, short, and without what names a file."""
+    said = " ".join((opened.text("general.name") or "").split())
+    text = plain("" if said.lower() in NO_NAME else said, kept="") or _stem(path)
+    return text[:LONGEST].strip() or "unnamed"
+
+
+def _stem(path: Path) -> str:
+    """The file's name without parts and type."""
+    name = PART.fullmatch(path.name)
+    stem = name[1] if name else path.name.removesuffix(".gguf")
+    return plain(TYPE.sub("", stem), kept="") or stem
+
+
+def _dtype(heads: Sequence[Header]) -> str:
+    """The file's type: llama.cpp's file type, or the type of most of its bytes; exceptions for `ssm_out` are named."""
+    n_bytes: dict[str, int] = {}
+    for tensor in (tensor for head in heads for tensor in head.tensors):
+        n_bytes[tensor.type_name] = n_bytes.get(tensor.type_name, 0) + tensor.n_bytes
+    most = max(n_bytes, key=lambda name: n_bytes[name], default="")
+    said = heads[0].number("general.file_type")
+    known = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
+    dtype = known.get(int(said), most) if said is not None else most
+    apart = {t.type_name for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
+    floats = ("F32", "F16", "BF16")
+    if len(apart) == 1 and dtype not in floats and (kind := apart.copy().pop()) in floats:
+        return f"{dtype}-ssm_out-{kind}"
+    return dtype

@@ -1,0 +1,85 @@
+"""What is remembered of model files from call to call, so that a large one is read once: its hash, and its check.
+
+It stands in data/models/given.json and holds while a file looks the same: path, inode, size and times. A record that is
+torn, or that something else wrote, is none: the files are read again. Two processes that write at once cost each other
+no more than that. What exists to catch changed bytes asks `tensors.sha256`, which reads them.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from hashlib import sha256 as sha256_of
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from llama_meter import paths
+from llama_meter.disk import growing, parsed
+from llama_meter.errors import StudyError
+from llama_meter.models import tensors
+from llama_meter.models.finding import Finding
+
+SHA256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """A file as it was: how it looked and its hash; findings of a check of `whole`, the hash of it with its parts."""
+
+    looks: tuple[int, int, int, int]
+    sha256: SHA256
+    whole: str = ""
+    findings: list[tuple[str, str, str, str]] = []
+
+
+_writing = threading.Lock()  # files are hashed side by side
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, read only where it is new or looks other than when it was read. StudyError as `tensors`."""
+    return _noted(path).sha256
+
+
+def checked(parts: Sequence[Path], check: Callable[[], list[Finding]]) -> tuple[str, tuple[Finding, ...]]:
+    """The hash of a file with all its parts, and the findings of its check, which is made where a part has changed."""
+    digests = [sha256(part) for part in parts]
+    whole = digests[0] if len(parts) == 1 else sha256_of("".join(digests).encode()).hexdigest()
+    first = _noted(parts[0])
+    if first.whole != whole:
+        found = [(each.severity, each.code, each.evidence, each.mend) for each in check()]
+        first = msgspec.structs.replace(first, whole=whole, findings=found)
+        _note(parts[0], first)
+    return whole, tuple(Finding(*each) for each in first.findings)  # type: ignore[arg-type] # as they were written
+
+
+def _noted(path: Path) -> Noted:
+    """What is remembered of a file that looks as it did, else what is read of it now."""
+    looks = tensors.looks(path)
+    known = _memory().get(str(path.resolve()))
+    if known and known.looks == looks:
+        return known
+    new = Noted(looks, tensors.sha256(path))
+    if tensors.looks(path) == looks:  # nobody wrote to it meanwhile
+        _note(path, new)
+    return new
+
+
+def _note(path: Path, noted: Noted) -> None:
+    with _writing:
+        try:
+            paths.MODELS.mkdir(parents=True, exist_ok=True)
+            with growing(_place()) as partial:
+                partial.write_bytes(msgspec.json.encode(_memory() | {str(path.resolve()): noted}))
+        except (OSError, StudyError):
+            pass  # a folder that cannot be written to: the next call reads the file again
+
+
+def _memory() -> dict[str, Noted]:
+    try:
+        known: dict[str, Noted] = parsed(_place().read_bytes(), dict[str, Noted])
+    except (OSError, ValueError):
+        return {}
+    return known
+
+
+def _place() -> Path:
+    return paths.MODELS / "given.json"

@@ -1,0 +1,247 @@
+"""The models this project knows, read from data/models.toml.
+
+It knows shapes, never weights: a `ModelSpec` says which tensors a file must hold, not whether a file exists.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from llama_meter.errors import StudyError
+from llama_meter.paths import MODELS_TOML
+
+SCALES = ("mini", "shape")
+DTYPES = ("F32", "F16", "BF16", "Q8_0")
+ARCHS = ("plamo2", "plamo3")
+GIVEN = "file"  # the scale of files given by path
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where the released weights lie, as their publishers report it, and what pins them.
+
+    `revision` is a commit (40 hex digits, "" while unpinned), `sha256` the hash by file name at that commit.
+    """
+
+    repository: str
+    licence: str
+    gated: bool
+    gguf: str = ""
+    revision: str = ""
+    sha256: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.revision and not re.fullmatch("[0-9a-f]{40}", self.revision):
+            raise TypeError(f"hub.revision {self.revision!r} is not a commit of 40 hex digits")
+        if self.sha256 and not self.revision:
+            raise TypeError("hub.sha256 holds for one revision, and none is given")
+        if wrong := [name for name, pin in self.sha256.items() if not re.fullmatch("[0-9a-f]{64}", pin)]:
+            raise TypeError(f"hub.sha256 of {wrong[0]!r} is not 64 hex digits")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model at one scale: every number that decides the tensors of its file.
+
+    Sizes are element counts, `context_length` and `window` are tokens. Mamba fields are 0 for PLaMo 3,
+    window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/embedded.py), not random. `values`: how
+    random weights are drawn (models/values.py), "" in every study but the one that compares them.
+    """
+
+    name: str
+    scale: str
+    arch: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context_length: int
+    rms_eps: float
+    rope_theta: float
+    tied: bool
+    rope_theta_swa: float = 0.0
+    window: int = 0
+    window_pattern: int = 0
+    mamba_heads: int = 0
+    mamba_head_dim: int = 0
+    d_state: int = 0
+    d_conv: int = 0
+    parameters: int | None = None
+    hub: Hub | None = None
+    trained: bool = False
+    values: str = ""
+    assumptions: tuple[str, ...] = ()
+    sha256: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def d_inner(self) -> int:
+        """Width of the Mamba block: mamba_heads · mamba_head_dim."""
+        return self.mamba_heads * self.mamba_head_dim
+
+    @property
+    def dt_dim(self) -> int:
+        """Rank of the step-size projection: max(64, hidden / 16), as the engine derives it."""
+        return max(64, self.hidden // 16)
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights, tied embeddings counted once."""
+        return sum(prod(shape) for shape in self.tensor_shapes().values())
+
+    def is_mamba(self, layer: int) -> bool:
+        """PLaMo 2 alternates, starting with Mamba; PLaMo 3 has no Mamba layer."""
+        return self.arch == "plamo2" and layer % 2 == 0
+
+    def is_sliding(self, layer: int) -> bool:
+        """PLaMo 3: every layer slides except each `window_pattern`-th, counted from 1."""
+        return self.window > 0 and (layer + 1) % self.window_pattern != 0
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Key/value heads of a layer, 0 for Mamba, by which the engine knows recurrent layers."""
+        return 0 if self.is_mamba(layer) else self.kv_heads
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name → shape in NumPy order (out, in), in the order a file holds them."""
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab, self.hidden)}
+        for layer in range(self.layers):
+            mixer = self._mamba_shapes() if self.is_mamba(layer) else self._attention_shapes()
+            block = {"attn_norm.weight": (self.hidden,), **mixer, **self._ffn_shapes()}
+            shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+        shapes["output_norm.weight"] = (self.hidden,)
+        if not self.tied:
+            shapes["output.weight"] = (self.vocab, self.hidden)
+        return shapes
+
+    def _ffn_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "post_attention_norm": (self.hidden,),
+            "ffn_norm.weight": (self.hidden,),
+            "ffn_up.weight": (2 * self.ffn, self.hidden),
+            "ffn_down.weight": (self.hidden, self.ffn),
+            "post_ffw_norm": (self.hidden,),
+        }
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        per_head = self.arch == "plamo2"
+        return {
+            "attn_qkv.weight": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            "attn_q_norm.weight": (self.heads, self.head_dim) if per_head else (self.head_dim,),
+            "attn_k_norm.weight": (self.kv_heads, self.head_dim) if per_head else (self.head_dim,),
+            "attn_output.weight": (self.hidden, self.heads * self.head_dim),
+        }
+
+    def _mamba_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "ssm_in.weight": (2 * self.d_inner, self.hidden),
+            "ssm_conv1d.weight": (self.d_inner, self.d_conv),
+            "ssm_x.weight": (self.dt_dim + 2 * self.d_state, self.d_inner),
+            "ssm_dt.weight": (self.mamba_heads, self.dt_dim),
+            "ssm_dt.bias": (self.mamba_heads,),
+            "ssm_a": (self.mamba_heads,),
+            "ssm_d": (self.mamba_heads,),
+            "ssm_out.weight": (self.hidden, self.d_inner),
+            "ssm_dt_norm": (self.dt_dim,),
+            "ssm_b_norm": (self.d_state,),
+            "ssm_c_norm": (self.d_state,),
+        }
+
+
+@lru_cache
+def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
+    """Read the registry: (model name, scale) → spec, in file order.
+
+    Raises StudyError when the file is missing, is not TOML, or an entry lacks or misspells a field.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise StudyError(str(path), f"the model registry cannot be read ({error})", f"git checkout {path}") from error
+    specs: dict[tuple[str, str], ModelSpec] = {}
+    for name, own in raw.get("models", {}).items():
+        entry = _with_values(own, raw["models"]) if "like" in own else own
+        for scale in SCALES:
+            if scale in entry:
+                specs[name, scale] = _spec(path, name, scale, entry, raw.get("arch", {}))
+    return specs
+
+
+def _with_values(own: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+    """The full-size entry of the model that `own` names as `like`, with other values in the same tensors."""
+    known = models[own["like"]]
+    return {name: known[name] for name in ("arch", "parameters") if name in known} | {
+        "assumptions": [*known.get("assumptions", ()), f"random weights, {own['values']}"],
+        "shape": known["shape"] | {"values": own["values"]},
+    }
+
+
+def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[str, Any]) -> ModelSpec:
+    values: dict[str, Any] = {"arch": entry.get("arch"), **archs.get(entry.get("arch", ""), {}), **entry[scale]}
+    if scale == "shape":
+        values |= {"parameters": entry.get("parameters"), "assumptions": tuple(entry.get("assumptions", ()))}
+    unknown = sorted(values.keys() - {f.name for f in fields(ModelSpec)})
+    try:
+        if unknown or values["arch"] not in ARCHS:
+            raise TypeError(f"unknown fields {unknown}" if unknown else f"arch must be one of {', '.join(ARCHS)}")
+        return ModelSpec(name=name, scale=scale, hub=Hub(**entry["hub"]) if "hub" in entry else None, **values)
+    except TypeError as error:
+        raise StudyError(f"{path}, models.{name}.{scale}", str(error), f"edit {path}") from error
+
+
+_given: dict[str, ModelSpec] = {}  # of files given by path, in this process
+_paths: dict[tuple[str, str], Path] = {}  # theirs, by name and type
+
+
+def give(spec: ModelSpec, dtype: str, path: Path) -> None:
+    """Make a file that was given by path known, at scale "file"."""
+    _given[spec.name] = spec
+    _paths[spec.name, dtype] = path
+
+
+def given_path(name: str, dtype: str) -> Path:
+    """Where a file lies that was given by path. StudyError for one that was not given to this process."""
+    if (name, dtype) not in _paths:
+        raise StudyError(f"{name} in {dtype}", "is a file of yours, and this call does not name it", "add --file PATH")
+    return _paths[name, dtype]
+
+
+def spec(name: str, scale: str) -> ModelSpec:
+    """The spec of a model at a scale; StudyError listing the known ones when there is none."""
+    if scale == GIVEN and name in _given:
+        return _given[name]
+    known = load()
+    if scale == "weights" and (name, "shape") in known and known[name, "shape"].hub:
+        return replace(known[name, "shape"], scale=scale)
+    if (name, scale) in known:
+        return known[name, scale]
+    if scale == "weights":
+        raise StudyError(f"model {name!r}", "no released weights of it are known", "plamo-study models list")
+    at_scale = [n for n, s in known if s == scale]
+    if not at_scale:
+        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
+    why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
+    raise StudyError(f"model {name!r}", why, "plamo-study models list")
+
+
+def hub(name: str) -> Hub:
+    """The repository of a model's released weights. StudyError for an unknown model or one without a release."""
+    known = {n: spec.hub for (n, _), spec in load().items()}
+    if name not in known:
+        why = f"not in the registry; known: {', '.join(known)}"
+        raise StudyError(f"model {name!r}", why, "plamo-study models list")
+    found = known[name]
+    if found is None:
+        raise StudyError(f"model {name!r}", "no repository of its weights is known", f"add its hub to {MODELS_TOML}")
+    return found
+
+
+def check_dtype(dtype: str) -> None:
+    """StudyError unless `dtype` is a tensor type that can be written without the quantizer."""
+    if dtype not in DTYPES:
+        raise StudyError(f"type {dtype!r}", f"unknown; known: {', '.join(DTYPES)}", "choose one of these")

@@ -1,0 +1,191 @@
+"""GGUF files with random weights in a model's exact shapes, for speed; notebook 05 compares them with other values.
+
+Every weight is q · step with q a whole number in -127..127 (triangular) and one step per 32 weights, itself a
+whole number 5..16 times a power of two. Such a product fits F32, F16 and Q8_0 exactly, so these three files of
+one seed hold equal numbers; BF16 rounds. Only exact or correctly rounded arithmetic is used and each tensor has
+its own random stream, so the same spec, type and seed give the same bytes on any machine.
+
+It does not know PLaMo: the weights are noise scaled so that activations keep a size of about one.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from itertools import chain, islice, product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_meter.errors import StudyError
+from llama_meter.models import embedded, gguf_file, recipes, registry, tensors, values
+from llama_meter.models.gguf_file import Progress
+from llama_meter.models.registry import ModelSpec
+from llama_meter.models.tensors import TensorInfo
+from llama_meter.models.values import BLOCK
+
+WORDS_SPACE = 16 << 20  # bytes on disk for header and vocabulary, with room to spare
+CHUNK = 1 << 12  # blocks generated at a time: 128 Ki weights stay in the processor's cache
+Q_STD = math.sqrt((128**2 - 1) / 6)  # of the difference of two uniform draws from 128 whole numbers
+
+# Norms have the sizes the converter leaves in released files (offsets 1, 1/5 and 1/5^1.5), with two exceptions.
+# Query and key norms above one keep attention from averaging thousands of random values, which magnifies rounding.
+# Small embeddings and a large final norm keep tied models from echoing their input; logits spread by their product.
+NORMS = {
+    "post_attention_norm": 1 / 5,
+    "post_ffw_norm": 1 / (5 * math.sqrt(5)),
+    "attn_q_norm": 1.5,
+    "attn_k_norm": 1.5,
+    "output_norm": 8.0,
+}
+GAINS = {"token_embd": 0.25, "output": 0.25, "ssm_dt": 0.5}  # of the weights' spread 1 / sqrt(inputs)
+
+
+def make(name: str, scale: str, dtype: str, progress: Progress | None = None) -> Path:
+    """The path of a registered model, written if missing: with random weights (seed 0), or the trained ones.
+
+    Raises StudyError when an existing file is damaged, differs from its pinned hash (mini) or lacks the planned
+    tensors (shape), and for everything `write`, `embedded.make` and `registry.spec` raise it for.
+    """
+    spec, path = registry.spec(name, scale), recipes.model_path(name, scale, dtype)
+    if spec.trained:
+        return embedded.make(spec, dtype, progress)
+    if not path.exists():
+        return write(spec, dtype, path, progress=progress)
+    pin = spec.sha256.get(dtype)
+    if pin and tensors.sha256(path) != pin:
+        raise StudyError(str(path), "differs from the hash in data/models.toml", tensors.REMAKE)
+    if not pin and tensors.tensor_table(path) != tensors.planned_table(spec, dtype):
+        raise StudyError(str(path), "does not have this model's tensors", tensors.REMAKE)
+    return path
+
+
+def write(
+    spec: ModelSpec,
+    dtype: str,
+    path: Path,
+    seed: int = 0,
+    progress: Progress | None = None,
+    head_count_array: bool = False,
+) -> Path:
+    """Write a synthetic GGUF of `spec` with tensors of type `dtype` (F32, F16, BF16 or Q8_0) and return `path`.
+
+    Memory stays constant; nothing is left behind on failure. `progress` is called with (bytes done, bytes in all).
+    `head_count_array` writes the per-layer head count of official conversions, which makes the engine lose RoPE
+    (and hang on its CPU backend): for tests of that defect only.
+    Raises StudyError for an unknown type, a folder that cannot be written, or too little free space.
+    """
+    registry.check_dtype(dtype)
+    table = tensors.planned_table(spec, dtype)
+    with gguf_file.writing(path, spec.arch) as writer:
+        _add_metadata(writer, spec, dtype, head_count_array)
+        _add_vocabulary(writer, spec.vocab)
+        gguf_file.check_space(path, sum(t.n_bytes for t in table) + WORDS_SPACE)
+        gguf_file.stream(writer, [(tensor, _values(spec, tensor, seed)) for tensor in table], progress)
+    return path
+
+
+def _values(spec: ModelSpec, tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
+    seed += spec.values == values.AGAIN
+    if tensors.stays_f32(tensor.name):
+        yield values.small(spec.values, tensor, _small(tensor, seed), seed)
+    elif spec.values == values.LIFELIKE:
+        yield from values.lifelike(tensor, spread(tensor), seed)
+    else:
+        yield from _chunks(tensor, seed, own_scales=spec.values == values.SCALES)
+
+
+def spread(tensor: TensorInfo) -> float:
+    """Standard deviation of a tensor's weights."""
+    return GAINS.get(tensor.kind, 1.0) / math.sqrt(tensor.shape[-1])
+
+
+def _chunks(tensor: TensorInfo, seed: int, own_scales: bool = False) -> Iterator[NDArray[Any]]:
+    plus, minus, step = (_bits(seed, tensor.name, part) for part in ("plus", "minus", "step"))
+    unit, k0 = _step(spread(tensor))
+    n_blocks = tensor.n_elements // BLOCK
+    for start in range(0, n_blocks, CHUNK):
+        n = min(CHUNK, n_blocks - start)
+        q = _quants(plus, minus, n * BLOCK).reshape(n, BLOCK)
+        steps = (k0 - (_bytes(step, n) & 3)).astype(np.float32) * np.float32(unit)
+        if own_scales:
+            bell = _bytes(step, 8 * n).view("<u2").reshape(n, 4).sum(axis=1, dtype=np.float64) / 65536 - 2  # σ² = 1/3
+            steps *= np.exp(values.BLOCK_SPREAD * (3**0.5 * bell - values.BLOCK_SPREAD)).astype(np.float32)
+        yield _encode(tensor.dtype, q, steps)
+
+
+def _encode(dtype: str, q: NDArray[np.int8], steps: NDArray[np.float32]) -> NDArray[Any]:
+    """Blocks (n, 32) of whole numbers and their n steps, as items of a GGML type."""
+    if dtype == "Q8_0":
+        blocks = np.empty(len(q), values.STORED[dtype])
+        blocks["scale"], blocks["q"] = steps, q
+        return blocks
+    return values.narrow((q * steps[:, None]).ravel(), dtype)
+
+
+def _step(std: float) -> tuple[float, int]:
+    """A power of two `unit` and k0 in 8..16 such that steps (k0-3..k0) · unit spread the weights by `std`."""
+    mantissa, exponent = math.frexp(std / Q_STD / (1 - 1.5 / 12))
+    return math.ldexp(1.0, exponent - 4), round(mantissa * 16)
+
+
+def _small(tensor: TensorInfo, seed: int) -> NDArray[np.float32]:
+    """Norms, Mamba scalars and convolution: around their natural size, each entry slightly different."""
+    n, kind = tensor.n_elements, tensor.kind
+    q = _quants(_bits(seed, tensor.name, "plus"), _bits(seed, tensor.name, "minus"), n).astype(np.float64)
+    if kind == "ssm_a":  # decay rates from slow to fast
+        values = -(1 + 15 * np.arange(n) / (n - 1))
+    elif kind == "ssm_dt.bias":  # softplus of -6.9 is 0.001, of -2.25 is 0.1; shuffled against the decay rates
+        values = -6.9 + 4.65 * (np.arange(n) * 7 % n) / (n - 1)
+    elif kind == "ssm_conv1d":
+        values = q / Q_STD / math.sqrt(tensor.shape[-1])
+    else:
+        values = NORMS.get(kind, 1.0) * (1 + q / 512)
+    return values.astype("<f4")
+
+
+def _bits(seed: int, name: str, part: str) -> np.random.PCG64:
+    """A random stream of one tensor: NumPy keeps the raw output of a bit generator the same in every version."""
+    digest = hashlib.sha256(f"{seed}/{name}/{part}".encode()).digest()
+    return np.random.PCG64(int.from_bytes(digest, "little"))
+
+
+def _bytes(bits: np.random.PCG64, n: int) -> NDArray[np.uint8]:
+    return bits.random_raw(-(-n // 8)).astype("<u8", copy=False).view(np.uint8)[:n]
+
+
+def _quants(plus: np.random.PCG64, minus: np.random.PCG64, n: int) -> NDArray[np.int8]:
+    """n whole numbers in -127..127, symmetric and triangular, so that the weights have mean zero."""
+    q = _bytes(plus, n) >> 1
+    q -= _bytes(minus, n) >> 1
+    return q.view(np.int8)
+
+
+def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, head_count_array: bool) -> None:
+    writer.add_name(f"Synthetic {spec.name} ({spec.scale} scale, random weights)")
+    notes = ["Random weights in the tensor shapes of the named model; not its released weights.", *spec.assumptions]
+    writer.add_description(" ".join(notes))
+    by_layer = [0 if spec.is_mamba(layer) else spec.heads for layer in range(spec.layers)]
+    gguf_file.add_shape(writer, spec, dtype, by_layer if head_count_array else None)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
+    """A vocabulary the plamo2 tokenizer accepts: 5 special tokens, 256 bytes, then characters and letter strings."""
+    special = [f"<|plamo:{name}|>" for name in ("unk", "bos", "eos", "pad", "op")]
+    byte = [f"<0x{b:02X}>" for b in range(256)]
+    characters = [chr(c) for c in chain(range(0x20, 0x7F), range(0x3041, 0x3097))]  # ASCII and hiragana
+    words = ("".join(letters) for n in (2, 3, 4) for letters in product(ascii_lowercase, repeat=n))
+    text = list(islice(chain(characters, words), vocab - len(special) - len(byte)))
+    writer.add_tokenizer_model("plamo2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*special, *byte, *text])
+    writer.add_token_scores([0.0] * 261 + [-1 - i / 1024 for i in range(len(text))])  # -1000 would be a sentinel
+    writer.add_token_types([2] + [3] * 4 + [6] * 256 + [1] * len(text))  # unknown, control, byte, normal
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(3)
+    writer.add_eot_token_id(4)

@@ -1,0 +1,140 @@
+"""The contents of a GGUF file: tensor table, metadata, hash. Reads headers only; weights stay on disk."""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from llama_meter.errors import StudyError
+from llama_meter.models import header as headers, mistaken, roles
+from llama_meter.models.finding import printable
+from llama_meter.models.header import Header, HeaderError, TensorRecord
+from llama_meter.models.registry import ARCHS, ModelSpec
+
+MAKE = "plamo-study models make"
+OTHER = f"name a PLaMo file, or make one: {MAKE}"
+REMAKE = f"delete the file, then {MAKE}"
+NEWER = "use a file of another type: this one is newer than the locked gguf package"
+LONGEST = 256  # entries of the longest array in `metadata`; only vocabularies are longer
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: `shape` in NumPy order (out, in), `dtype` the name of its GGML type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def layer(self) -> int | None:
+        """Block number, None for embeddings and the final norm."""
+        return int(self.name.split(".")[1]) if self.name.startswith("blk.") else None
+
+    @property
+    def kind(self) -> str:
+        """The name without block and `.weight`, e.g. "ffn_up"; a bias keeps its suffix ("ssm_dt.bias")."""
+        local = self.name if self.layer is None else self.name.split(".", 2)[2]
+        return local.removesuffix(".weight")
+
+    @property
+    def n_elements(self) -> int:
+        """Number of weights."""
+        return prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in the file, without alignment padding."""
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype]]
+        return self.n_elements // block * size
+
+
+def unknown_type(tensor: TensorRecord) -> str:
+    """Why a tensor of a type without a name cannot be read."""
+    return f"{printable(tensor.name)} has type {tensor.type_id}, which the gguf package here does not know"
+
+
+def stays_f32(name: str) -> bool:
+    """Whether a tensor is F32 in every file: norms, biases, the convolution, Mamba scalars (the converter's rule)."""
+    kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    return kind.endswith("_norm") or kind in {"bias", "ssm_a", "ssm_d", "ssm_conv1d"}
+
+
+def planned_table(spec: ModelSpec, dtype: str) -> list[TensorInfo]:
+    """The tensor table of a file of this spec and type, in file order; needs no file."""
+    shapes = spec.tensor_shapes().items()
+    return [TensorInfo(name, "F32" if stays_f32(name) else dtype, shape) for name, shape in shapes]
+
+
+def tensor_table(path: Path) -> list[TensorInfo]:
+    """The tensors of a PLaMo GGUF in file order. StudyError for a missing or damaged file, or one that is no PLaMo."""
+    return table_of(_open(path))
+
+
+def table_of(header: Header) -> list[TensorInfo]:
+    """The tensors of any header in file order."""
+    return [TensorInfo(t.name, t.type_name, t.dims[::-1]) for t in header.tensors]
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    """Scalars and short arrays of a PLaMo GGUF by key; the vocabulary is left out. StudyError as `tensor_table`."""
+    header = _open(path)
+    return {key: _told(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
+
+
+def _told(value: Any) -> Any:
+    """A value with arrays as lists and strings decoded."""
+    if isinstance(value, list):
+        return [text.decode(errors="replace") for text in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file as 64 hex digits, read in pieces; cached per process while the file is unchanged.
+
+    Raises StudyError when it cannot be read.
+    """
+    try:
+        return _digest(path.resolve(), *looks(path))
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
+
+
+def looks(path: Path) -> tuple[int, int, int, int]:
+    """What tells a file from the same one before a change: its inode, size, and both times. StudyError as `sha256`."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@functools.lru_cache
+def _digest(path: Path, *_looks: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _open(path: Path) -> Header:
+    mistaken.check_path(path, OTHER)
+    try:
+        header = headers.read(path)
+    except HeaderError as damage:
+        raise StudyError(str(path), damage.why, f"{damage.mend}, or {MAKE}") from damage
+    if what := roles.not_a_model(header):
+        raise StudyError(str(path), what.evidence, what.mend)
+    for tensor in header.tensors:
+        if not tensor.block[0]:
+            raise StudyError(str(path), unknown_type(tensor), NEWER)
+        if header.data_start + tensor.offset + tensor.n_bytes > header.size:
+            why = f"is damaged or cut short at {header.size:,} bytes (tensor {printable(tensor.name)})"
+            raise StudyError(str(path), why, f"{mistaken.REST}, or {REMAKE}")
+    arch = header.text("general.architecture")
+    if arch not in ARCHS:
+        raise StudyError(str(path), f"architecture is {arch!r}, not one of {', '.join(ARCHS)}", OTHER)
+    return header

@@ -1,0 +1,1 @@
+"""Servers: start, ask, load and probe them."""

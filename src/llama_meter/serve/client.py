@@ -1,0 +1,626 @@
+"""One streamed request to an OpenAI-compatible server: when each chunk arrived, and its text.
+
+All times are from one monotonic clock, taken when bytes leave the socket. A chunk is not a token: an answer's token
+count is the server's own, if it gives one. Whatever a model writes is made of tokens: text, reasoning, refusals, calls
+of tools. Errors are reported in the answer's `failure`; nothing is raised.
+
+Servers differ in what they send beside that. What is needed for no result is ignored, and named in `ignored`.
+
+An answer given under load is compared with the one that its prompt gets alone. Both are greedy, so their texts should
+match. But batches of different shapes round differently, and between two nearly equally likely tokens rounding
+decides: such a difference proves nothing. If the server gives log probabilities, the gap of the two at the first
+differing token reveals it.
+"""
+
+import asyncio
+import re
+import select
+import selectors
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import httpx2
+import msgspec
+
+from llama_meter.disk import parsed
+from llama_meter.errors import StudyError
+from llama_meter.measure.tolerance import near_tie
+
+Api = Literal["completions", "chat/completions"]
+MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
+MOST_LINE = 1 << 20  # bytes of one event
+MOST_TOLD = 4 << 20  # bytes of a model list or of metrics
+LOOK_S = 5.0  # for all of what a server has at hand
+MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
+QUIET_S = 60.0  # without a byte: hung
+PATIENCE_S = 600.0  # for a whole answer
+SAID = 160  # characters of an error's text that are kept
+MOST_REASON = 4096  # characters of a refusal that are searched for the reason
+UNREACHED = "ConnectError"  # how the failure of a request begins that found no server
+NAN = float("nan")
+clock = time.perf_counter_ns
+Found = TypeVar("Found")
+
+
+class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a class of the platform's
+    """Sleeps exactly, and watches any number of connections.
+
+    epoll rounds a sleep up to a millisecond, half a token's time. select does not, but takes no descriptor above 1023,
+    so it waits on epoll's own descriptor alone. kqueue is exact by itself.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Connections that are ready within `timeout` seconds; None waits without limit."""
+        if timeout and timeout > 0 and hasattr(select, "epoll"):
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return list(super().select(timeout))
+
+
+def run(work: Coroutine[Any, Any, Found]) -> Found:
+    """Run a coroutine to its end in an event loop with exact sleeps."""
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
+        return runner.run(work)
+
+
+class Likely(msgspec.Struct):
+    """One of the likeliest tokens."""
+
+    logprob: float
+
+
+class Token(msgspec.Struct):
+    """A token of an answer, and the likeliest tokens at its position."""
+
+    token: str
+    top_logprobs: list[Likely] | None = None
+
+
+class Logs(msgspec.Struct):
+    """Log probabilities: `content` in the newer format, `tokens` and `top_logprobs` in the older one."""
+
+    content: list[Token] | None = None
+    tokens: list[str] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class Said(msgspec.Struct):
+    """What a model wrote: text of a completion, or content, reasoning, a refusal or calls of tools in a chat."""
+
+    text: Any = None
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+    def answer(self) -> str:
+        """Text of the answer."""
+        return _text(self.text) + _text(self.content)
+
+    def beside(self) -> str:
+        """What else was written: reasoning, which some servers send under two names at once, refusals, and calls."""
+        thought = _text(self.reasoning_content) or _text(self.reasoning)
+        return thought + _text(self.refusal) + _calls(self.tool_calls) + _calls(self.function_call)
+
+
+class Choice(Said):
+    """A piece of an answer: of a completion, or `delta` of a streamed chat, `message` of a whole one."""
+
+    delta: Said | None = None
+    message: Said | None = None
+    logprobs: msgspec.Raw = msgspec.Raw(b"null")
+    finish_reason: Any = None
+
+    @property
+    def said(self) -> Said:
+        """What was written in it."""
+        return self.delta or self.message or self
+
+
+class Event(msgspec.Struct):
+    """One event of a server's stream, reduced to the fields used here."""
+
+    error: Any = None
+    object: Any = None
+    usage: Any = None
+    timings: dict[str, Any] | None = None
+    choices: list[Choice] | None = None
+
+
+COMMON = {  # names of fields that servers send and nothing here needs
+    "id", "created", "model", "system_fingerprint", "service_tier", "index", "role", "stop_reason", "prompt_token_ids",
+    *(name for kind in (Said, Choice, Event) for name in kind.__struct_fields__),
+}  # fmt: skip
+MOST_IGNORED = 8  # names of other fields that are told
+
+
+def _text(value: Any) -> str:
+    """A text, or the texts of a part or of a list of parts. ValueError for anything else."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list | dict):
+        raise ValueError(f"{type(value).__name__} in place of text")
+    if isinstance(value, list):
+        return "".join(map(_text, value))
+    return _text(value.get("text") or value.get("thinking"))
+
+
+def _calls(value: Any) -> str:
+    """Names and arguments of called functions; their ids are drawn anew for each answer."""
+    calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
+    functions = [call.get("function") or call for call in calls]
+    words = [each.get(name) for each in functions if isinstance(each, dict) for name in ("name", "arguments")]
+    return "".join(each for each in words if isinstance(each, str))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: its text, the maximum tokens of its answer, and the `id` that names it in every record."""
+
+    id: str
+    text: str
+    n_gen: int
+
+
+@dataclass
+class Answer:
+    """Outcome of a request; times in ns of `clock`: due, sent, first byte of the body, each chunk with words, end.
+
+    `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `bursts`: how often chunks came that had
+    to be waited for; fewer than chunks where several came at once. `thought`: chunks without text of the answer.
+    `gaps`: per token, the likeliest one's lead over the second in nats, NaN where not given. `timings`: llama-server's
+    own. `status`: of HTTP where it tells of a failure (404 for a page of the web), else 0; `room`: tokens of the
+    context that a refused request exceeded, 0 where not told. `ignored`: what was not understood and not needed.
+    """
+
+    prompt: Prompt
+    due_ns: int
+    sent_ns: int = 0
+    byte_ns: int = 0
+    ended_ns: int = 0
+    chunk_ns: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    bursts: int = 0
+    thought: int = 0
+    n_prompt: int = 0
+    n_gen: int = 0
+    tokens: list[str] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    finished: bool = False  # it was said why it ends here
+    failure: str = ""
+    status: int = 0
+    room: int = 0
+    ignored: set[str] = field(default_factory=set)
+
+    @property
+    def text(self) -> str:
+        """All that was written."""
+        return "".join(self.texts)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server refused the request: it computed nothing, right or wrong."""
+        return 400 <= self.status < 500
+
+    @property
+    def divided(self) -> bool:
+        """Whether some chunks did not hold exactly one token, so that token times are interpolated."""
+        return self.n_gen not in (0, len(self.chunk_ns))
+
+    @property
+    def token_ns(self) -> list[int]:
+        """Arrival time of each token in ns. Several tokens of one chunk are spread evenly over the gap before it."""
+        n, chunks = self.n_gen or len(self.chunk_ns), self.chunk_ns
+        if n <= len(chunks):
+            return chunks[:n]
+        if not chunks:
+            return []
+        stamps, before = [], chunks[0]
+        for i, stamp in enumerate(chunks):
+            share = n * (i + 1) // len(chunks) - n * i // len(chunks)
+            stamps += [before + (stamp - before) * (k + 1) // share for k in range(share)]
+            before = stamp
+        return stamps
+
+
+class SpentError(Exception):
+    """An allowance is used up."""
+
+
+@dataclass
+class Allowance:
+    """What all requests to a target may still cost together: their number, and bytes of their answers."""
+
+    requests: int
+    n_bytes: int
+    asked: int = 0
+    read: int = 0
+
+    def ask(self) -> None:
+        """Count a request; SpentError where none is left."""
+        if self.asked >= self.requests:
+            raise SpentError(f"all {self.requests:,} requests are spent")
+        self.asked += 1
+
+    def take(self, size: int) -> None:
+        """Count bytes that were read; SpentError where more came than may."""
+        self.read += size
+        if self.read > self.n_bytes:
+            raise SpentError(f"the answers together have more than {self.n_bytes:,} bytes")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Destination of requests: the server's address without a path, the model's name, and the API.
+
+    `usual`: fields that every request carries. `without`: fields that the server refuses. `key`: sent as a bearer
+    token, and shown nowhere. `allowance`: what all requests may cost; None for no limit but that of each.
+    """
+
+    url: str
+    model: str = ""
+    api: Api = "completions"
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
+    key: str = field(default="", repr=False)
+    allowance: Allowance | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def path(self) -> str:
+        """URL that requests are posted to."""
+        return f"{self.url.rstrip('/')}/v1/{self.api}"
+
+    def body(self, prompt: Prompt, stream: bool, top: int) -> dict[str, Any]:
+        """JSON body of a request; `top`: number of log probabilities requested per token."""
+        chat = self.api == "chat/completions"
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}]} if chat else {
+            "prompt": prompt.text}  # fmt: skip
+        asked |= {"max_tokens": prompt.n_gen, "temperature": 0, "stream": stream, **self.usual}
+        asked |= {"model": self.model} if self.model else {}
+        asked |= {"stream_options": {"include_usage": True}} if stream else {}
+        if top:
+            asked |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
+        if "max_tokens" in self.without:
+            asked["max_completion_tokens"] = prompt.n_gen  # its later name
+        return {name: value for name, value in asked.items() if name not in self.without}
+
+    @property
+    def optional(self) -> list[str]:
+        """Fields that a request can do without; the first changes no answer."""
+        return [
+            name for name in ("stream_options", *self.usual, "temperature", "max_tokens") if name not in self.without
+        ]
+
+
+def client(target: Target) -> httpx2.AsyncClient:
+    """Connections to a server: as many as are asked for, no proxy, no redirect followed, nothing compressed."""
+    headers = {"Accept-Encoding": "identity"}
+    headers |= {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx2.Timeout(QUIET_S, pool=None)
+    tls = not target.url.lower().startswith("http:")  # loading certificates takes longer than most requests
+    return httpx2.AsyncClient(
+        headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False, verify=tls
+    )
+
+
+def over(target: Target, work: Callable[[httpx2.AsyncClient], Awaitable[Found]]) -> Found:
+    """Run `work` to its end with connections to a server."""
+
+    async def connected() -> Found:
+        async with client(target) as web:
+            return await work(web)
+
+    return run(connected())
+
+
+async def ask(
+    web: httpx2.AsyncClient,
+    target: Target,
+    prompt: Prompt,
+    due_ns: int = 0,
+    top: int = 0,
+    quiet_s: float = QUIET_S,
+    closely: bool = False,
+) -> Answer:
+    """Post one request and read its answer to the end or to the first error; `closely`: note unknown fields too."""
+    answer = Answer(prompt, due_ns or clock())
+    answer.sent_ns = clock()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await _read(web, target, answer, top, quiet_s, closely)
+    except TimeoutError:
+        answer.failure = f"no end after {PATIENCE_S:g} s"
+    except httpx2.TimeoutException:
+        answer.failure = f"nothing came for {quiet_s:g} s"
+    except httpx2.TransportError as error:
+        answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+    except SpentError as error:
+        answer.failure = str(error)
+    except (ValueError, OverflowError, RecursionError) as error:
+        answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
+    answer.ended_ns = clock()
+    return answer
+
+
+async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> tuple[str, int, int]:
+    """Answer without streaming: text, and prompt and answer tokens by the server's count.
+
+    Raises StudyError if the answer or its token count is missing.
+    """
+    try:
+        async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
+            body = b"".join([part async for part in _bounded(reply)])
+            if reply.status_code != 200:
+                raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[:SAID])
+            told: Event = parsed(body, Event)
+            counts = [_count(told.usage, name) for name in ("prompt_tokens", "completion_tokens")]
+            if not told.choices or None in counts:
+                raise ValueError("no answer, or no count of its tokens")
+            n_prompt, n_gen = (count or 0 for count in counts)
+            return told.choices[0].said.answer(), n_prompt, n_gen
+    except (httpx2.TransportError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+        raise StudyError(target.path, f"no answer to a plain request ({why})", "look at the server's log") from None
+
+
+async def look(web: httpx2.AsyncClient, url: str, within_s: float | None = None) -> tuple[int, bytes]:
+    """Status and body of a GET request, whole within some seconds (LOOK_S).
+
+    ValueError for a body that is too long, too slow or compressed.
+    """
+    within_s = LOOK_S if within_s is None else within_s
+    try:
+        async with asyncio.timeout(within_s), web.stream("GET", url) as reply:
+            return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
+    except TimeoutError:
+        raise ValueError(f"no end within {within_s:g} s") from None
+
+
+async def _read(
+    web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float, closely: bool
+) -> None:
+    timeout = httpx2.Timeout(quiet_s, pool=None)
+    if target.allowance:
+        target.allowance.ask()
+    asked = target.body(answer.prompt, True, top)
+    async with web.stream("POST", target.path, json=asked, timeout=timeout) as reply:
+        if reply.is_redirect:
+            answer.status, answer.failure = reply.status_code, "a redirect elsewhere, refused"
+            return
+        if not reply.is_success:
+            body = b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)])
+            answer.status, answer.room = reply.status_code, _room(body)
+            answer.failure = f"HTTP {answer.status}: {_reason(body)}"[:SAID]
+            return
+        if _kind(reply) == "text/html":
+            answer.status, answer.failure = 404, "a page (text/html) in place of an answer"
+            return
+        ended, last = False, None
+        async with aclosing(_events(reply, answer, target.allowance)) as events:
+            async for stamp, turn, data in events:
+                if data == b"[DONE]":
+                    ended = True
+                    break
+                told: Event = parsed(data, Event)
+                if told.error or told.object == "error":
+                    answer.status, answer.room = _count(told.error, "code") or 0, _room(data)
+                    answer.failure = f"the server says: {_reason(data)}"[:SAID]
+                    return
+                n_chunks = len(answer.chunk_ns)
+                _take(answer, told, stamp)
+                if len(answer.chunk_ns) > n_chunks and turn != last:
+                    answer.bursts, last = answer.bursts + 1, turn
+                if closely:
+                    _note_unknown(answer, data)
+        if not answer.n_gen:
+            answer.n_gen = _count(answer.timings, "predicted_n") or 0
+        if ended:
+            return
+        if answer.finished or answer.n_gen or len(answer.chunk_ns) >= answer.prompt.n_gen:
+            answer.ignored.add("no [DONE] at the end")
+        else:
+            answer.failure = "the stream ended before its end"
+
+
+def _take(answer: Answer, told: Event, stamp: int) -> None:
+    """Add one event to an answer, skipping empty texts. ValueError for an impossible token count."""
+    if told.usage:
+        answer.n_prompt = _counted(answer, told.usage, "prompt_tokens") or answer.n_prompt
+        answer.n_gen = _counted(answer, told.usage, "completion_tokens") or answer.n_gen
+        if answer.n_gen > answer.prompt.n_gen + MOST_MORE:
+            raise ValueError(f"{answer.n_gen:,} tokens counted, {answer.prompt.n_gen:,} requested")
+    if told.timings:
+        numbers = {name: value for name, value in told.timings.items() if isinstance(value, int | float)}
+        answer.timings = {name: float(value) for name, value in numbers.items()}
+    for choice in told.choices or ():
+        text, beside = choice.said.answer(), choice.said.beside()
+        answer.thought += bool(beside and not text)
+        answer.finished |= choice.finish_reason is not None
+        if beside or text:
+            answer.chunk_ns.append(stamp)
+            answer.texts.append(beside + text)
+        likeliest = _likeliest(answer, choice.logprobs) or ([(beside + text, NAN)] if beside or text else [])
+        answer.tokens += [token for token, _ in likeliest]
+        answer.gaps += [gap for _, gap in likeliest]
+
+
+def _counted(answer: Answer, usage: Any, name: str) -> int | None:
+    count = _count(usage, name)
+    if count is None:
+        answer.ignored.add(f"usage without a count of {name}")
+    return count
+
+
+def _count(counts: Any, name: str) -> int | None:
+    """A count of tokens by its name, which may be written as a float; None where there is none."""
+    value = counts.get(name) if isinstance(counts, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value < 1 << 53 else None
+
+
+def _note_unknown(answer: Answer, data: bytes) -> None:
+    """Note the names of fields that nothing here knows."""
+    event = parsed(data)
+    choices = [choice for choice in event.get("choices") or () if isinstance(choice, dict)]
+    parts = [event, *choices, *(choice["delta"] for choice in choices if isinstance(choice.get("delta"), dict))]
+    names = {name for part in parts for name, value in part.items() if name not in COMMON and value is not None}
+    answer.ignored |= {f"field {name[:40]}" for name in sorted(names)[:MOST_IGNORED]}
+
+
+def _likeliest(answer: Answer, logs: msgspec.Raw) -> list[tuple[str, float]]:
+    """Text of each token and the likeliest one's lead over the second (nats), from either format; [] for another."""
+    try:
+        told: Logs | None = parsed(logs, Logs | None)
+    except ValueError:
+        answer.ignored.add("log probabilities of another form")
+        told = None
+    if not told:
+        return []
+    if told.content:
+        return [(each.token, _gap([top.logprob for top in each.top_logprobs or ()])) for each in told.content]
+    pairs = zip(told.tokens or (), told.top_logprobs or (), strict=False)
+    return [(token, _gap(list(top.values()) if top else [])) for token, top in pairs]
+
+
+def _gap(logs: list[float]) -> float:
+    ordered = sorted(logs, reverse=True)
+    return ordered[0] - ordered[1] if len(ordered) > 1 else NAN
+
+
+def _kind(reply: httpx2.Response) -> str:
+    """The media type of a body."""
+    return str(reply.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
+
+
+async def _events(
+    reply: httpx2.Response, answer: Answer, allowance: Allowance | None
+) -> AsyncGenerator[tuple[int, int, bytes], None]:
+    """Data of each event, the arrival time of its last byte (ns), and a number that events share which came at once.
+
+    Between two parts of a body that had both arrived, the event loop does not turn.
+    """
+    is_whole, rest, turns = _kind(reply) == "application/json", b"", 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    async for part in _bounded(reply, allowance=allowance):
+        stamp = clock()
+        answer.byte_ns = answer.byte_ns or stamp
+        this_turn = turns
+        asyncio.get_running_loop().call_soon(turn)
+        *lines, rest = (rest + part).split(b"\n") if not is_whole else (rest + part,)
+        if len(rest) > MOST_LINE:
+            raise ValueError(f"an event of more than {MOST_LINE:,} bytes")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield stamp, this_turn, line[5:].strip()
+    if is_whole:
+        answer.ignored.add("an answer that is not streamed")
+        yield clock(), turns, rest
+    elif rest.startswith(b"data:"):  # the last line of all has no end
+        yield clock(), turns, rest[5:].strip()
+
+
+async def _bounded(
+    reply: httpx2.Response, most: int = MOST_BYTES, allowance: Allowance | None = None
+) -> AsyncIterator[bytes]:
+    """Bytes of a body as they arrive. ValueError beyond `most` bytes or for a compressed body; SpentError."""
+    size = 0
+    if (coding := reply.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        raise ValueError(f"a body compressed with {coding[:20]}, which was not asked for")
+    async for part in reply.aiter_raw():
+        size += len(part)
+        if size > most:
+            raise ValueError(f"a body of more than {most:,} bytes")
+        if allowance:
+            allowance.take(len(part))
+        yield part
+
+
+def _reason(body: bytes) -> str:
+    """The reason in a refusal, whose form each kind of server chooses: JSON, a page, or text."""
+    text = body[:MOST_REASON].decode(errors="replace")
+    title = re.search("<title>([^<]*)", text, re.IGNORECASE)
+    with suppress(ValueError):
+        text = _words(parsed(body)) or text
+    return " ".join((title[1] if title else text).split())
+
+
+def _words(reason: Any) -> str:
+    """The words of a reason: a text, or what an object calls its error, detail or message, or lists of these."""
+    for _ in range(4):
+        if isinstance(reason, list) and reason:
+            reason = reason[0]
+        elif isinstance(reason, Mapping) and "msg" in reason:  # a field that was refused, and its place in the request
+            place = reason.get("loc")
+            return f"{'.'.join(map(str, place))}: {reason['msg']}" if isinstance(place, list) else str(reason["msg"])
+        elif isinstance(reason, Mapping):
+            reason = next((reason[name] for name in ("error", "detail", "message", "errors") if reason.get(name)), "")
+    return reason if isinstance(reason, str) else ""
+
+
+ROOMS = (  # how a refusal tells of the context; llama-server's own field first
+    re.compile(r"""n_ctx["']?\s*[:=]\s*(\d+)"""),
+    re.compile(r"context (?:length|size|window)[^\d]{0,40}?(\d[\d,]*)|must be <=\s*(\d+)"),
+)
+
+
+def _room(body: bytes) -> int:
+    """Tokens of the context that a request exceeded, as its refusal says; 0 where it says none."""
+    text = body[:MOST_REASON].decode(errors="replace")
+    match = next(filter(None, (each.search(text) for each in ROOMS)), None)
+    digits = next(filter(None, match.groups())).replace(",", "") if match else ""
+    return int(digits) if 0 < len(digits) < 10 else 0
+
+
+# ------------------------------------------------------------------ two answers to one prompt
+
+SAME = -1.0  # in rows, the first differing token of two answers that do not differ
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First differing token of two answers (from 0; -1: none), and the likeliest token's lead there alone, in nats."""
+
+    token: int
+    gap: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding may decide at that token; False without log probabilities."""
+        return bool(near_tie(self.gap))
+
+
+def difference(alone: Answer, answer: Answer) -> Difference | None:
+    """First difference from the answer alone, or None. A broken-off answer is compared as far as it got.
+
+    The gap is NaN where the server gave no log probabilities.
+    """
+    known, said = alone.text, answer.text
+    if answer.failure:
+        known = known[: len(said)]
+    if known == said:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(known, said, strict=False)) if a != b), min(len(known), len(said)))
+    token = _token_at(alone.tokens or alone.texts, at)
+    return Difference(token, alone.gaps[token] if token < len(alone.gaps) else float("nan"))
+
+
+def _token_at(pieces: Sequence[str], character: int) -> int:
+    """Index of the token that contains a character of the text."""
+    length = 0
+    for number, piece in enumerate(pieces):
+        length += len(piece)
+        if character < length:
+            return number
+    return max(len(pieces) - 1, 0)

@@ -1,0 +1,186 @@
+"""Load: a closed loop of a given number of clients, or an open loop of requests at their due times.
+
+A request's time counts from when it was due, so a waiting client cannot hide a slow server. Every load records the
+client's own lag: a clock that ticks in the same event loop measures how long the loop was blocked.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import httpx2
+import numpy as np
+
+from llama_meter.cells import Serving
+from llama_meter.disk import text
+from llama_meter.errors import StudyError
+from llama_meter.serve import client
+from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.objectives import ENOUGH, OBJECTIVES
+
+TICK_S = 0.002
+IDLE_TICKS = 16  # of an idle loop, for the system's own lag
+STEPS = 5  # bisections in search of a knee: the bracket is a 32nd root of the first one
+LOWEST, HIGHEST = 0.5, 2.0  # times the rate of one request at a time, and of all slots without mutual slowdown
+LATE = 0.05  # share of the measured interval beyond which the client is the bottleneck
+GAMMA_CV = 2.2  # coefficient of variation of gaps: the code trace's, without its pauses
+
+
+@dataclass
+class Loaded:
+    """A load's answers in prompt order, and `lag_ns`: how much later than in an idle loop the client's clock ticked."""
+
+    answers: list[Answer]
+    began_ns: int
+    lag_ns: list[int] = field(default_factory=list)
+
+    @property
+    def late_ns(self) -> float:
+        """95th percentile of the client's lag in ns."""
+        return float(np.quantile(self.lag_ns, 0.95)) if self.lag_ns else 0.0
+
+    @property
+    def gaps_ns(self) -> list[int]:
+        """Gaps between consecutive chunks of each answer in ns."""
+        return [b - a for answer in self.answers for a, b in pairwise(answer.chunk_ns)]
+
+    def client_binds(self) -> bool:
+        """Whether the client's median lag exceeds LATE of the median chunk gap, or of a request without gaps."""
+        gaps = self.gaps_ns
+        if not gaps:
+            gaps = [answer.ended_ns - answer.sent_ns for answer in self.answers if not answer.failure]
+        return bool(gaps) and float(np.median(self.lag_ns or [0])) > LATE * float(np.median(gaps))
+
+
+async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
+    """Closed loop: `n_clients` clients, each sending the next prompt when its answer is complete."""
+    found: dict[int, Answer] = {}
+    left = iter(enumerate(prompts))
+
+    async def one() -> None:
+        for number, prompt in left:
+            found[number] = await client.ask(web, target, prompt)
+
+    async with _Ticking() as ticking:
+        begin = clock()
+        await asyncio.gather(*(one() for _ in range(n_clients)))
+    return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
+
+
+async def opened(
+    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]
+) -> Loaded:
+    """Open loop: each prompt at its arrival time (ascending seconds from the start), whatever became of the others."""
+    found: dict[int, Answer] = {}
+    async with _Ticking() as ticking:
+        begin = clock()
+        await each_at(web, target, zip(prompts, arrivals_s, strict=True), begin, found.__setitem__)
+    return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
+
+
+async def each_at(
+    web: httpx2.AsyncClient,
+    target: Target,
+    timed: Iterable[tuple[Prompt, float]],
+    begin_ns: int,
+    take: Callable[[int, Answer], None],
+) -> None:
+    """Send each prompt at its time in seconds after `begin_ns`; call `take` with its number and its complete answer."""
+
+    async def one(number: int, prompt: Prompt, due: int) -> None:
+        take(number, await client.ask(web, target, prompt, due))
+
+    async with asyncio.TaskGroup() as group:
+        for number, (prompt, at_s) in enumerate(timed):
+            due = begin_ns + int(at_s * 1e9)
+            while (left := due - clock()) > 0:
+                await asyncio.sleep(left / 1e9)
+            group.create_task(one(number, prompt, due))
+
+
+async def sought(
+    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
+) -> tuple[Loaded, list[tuple[float, float, float]]]:
+    """Search for the knee, the highest rate of arrivals at which a server meets its objectives, by bisection.
+
+    A rate meets them when ENOUGH of its requests do. The logarithm of the rate is bisected, so the steps hold a
+    bracket: one rate that met and one that did not. Returns the load at the highest rate that met (if none did, the
+    first one tried), and of every step the rate, the share of requests that met, and the client's lag in seconds.
+    The arrivals' `seed` must differ between servers; otherwise all get the same lucky or unlucky loads.
+    """
+    low, high = LOWEST / alone_s, HIGHEST * cell.n_seq / alone_s
+    best: Loaded | None = None
+    steps = []
+    for number in range(STEPS):
+        rate = (low * high) ** 0.5
+        due = arrivals("poisson", len(prompts), rate, seed + number)
+        loaded = await opened(web, target, prompts, due)
+        met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
+        share = sum(met) / len(prompts)
+        steps.append((rate, share, loaded.late_ns / 1e9))
+        if share >= ENOUGH:
+            low, best = rate, loaded
+        else:
+            high, best = rate, best or loaded
+    assert best is not None
+    return best, steps
+
+
+class _Ticking:
+    """A clock in the event loop that measures its lag, first while idle and then under load."""
+
+    def __init__(self) -> None:
+        self._late: list[int] = []
+        self._idle = 0.0
+
+    async def __aenter__(self) -> "_Ticking":
+        for _ in range(IDLE_TICKS):
+            await self._tick()
+        self._idle, self._late = float(np.median(self._late)), []
+        self._ticker = asyncio.create_task(self._on())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._ticker.cancel()
+
+    def lag_ns(self) -> list[int]:
+        return [max(late - int(self._idle), 0) for late in self._late]
+
+    async def _on(self) -> None:
+        while True:
+            await self._tick()
+
+    async def _tick(self) -> None:
+        due = clock() + int(TICK_S * 1e9)
+        await asyncio.sleep(TICK_S)
+        self._late.append(max(clock() - due, 0))
+
+
+def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
+    """Arrival times in seconds from the first; `kind`: poisson, gamma, or a file with one time per line.
+
+    Raises StudyError for a file with invalid or too few times.
+    """
+    rng = np.random.default_rng([seed, n])
+    if kind == "poisson":
+        gaps = rng.exponential(1 / per_second, n)
+    elif kind == "gamma":
+        shape = 1 / GAMMA_CV**2
+        gaps = rng.gamma(shape, 1 / (per_second * shape), n)
+    else:
+        return _recorded(Path(kind), n)
+    return (np.cumsum(gaps) - gaps[0]).tolist()
+
+
+def _recorded(path: Path, n: int) -> list[float]:
+    mend = "name poisson, gamma, or a file with a time in seconds on every line"
+    try:
+        times = sorted(float(line) for line in text(path).split())
+    except ValueError as error:
+        raise StudyError(f"arrivals {path}", str(error), mend) from None
+    if len(times) < n or not all(map(math.isfinite, times)):
+        raise StudyError(f"arrivals {path}", f"{len(times)} times for {n} requests", mend)
+    return [at - times[0] for at in times[:n]]

@@ -1,0 +1,47 @@
+"""Prompts for servers: distinct pieces of a text with given token counts, and the fields sent with them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llama_meter.engine.tokenizer import Tokenizer
+from llama_meter.measure import texts
+from llama_meter.serve.client import Prompt
+
+TEXT = "python-heldout"
+STRIDE = 613  # characters between pieces; no line of the text repeats with this period
+# Answers have the requested length and no prefix is cached between requests, so every time is the server's own work.
+# Servers ignore fields that they do not know; probes of unknown servers do not send these.
+OURS: dict[str, dict[str, Any]] = {
+    "llama-server": {"ignore_eos": True, "cache_prompt": False},
+    "llama_cpp.server": {},
+}
+
+
+def prompts(model: Path, n: int, n_prompt: int, n_gen: int, seed: int = 0) -> list[Prompt]:
+    """`n` prompts of `n_prompt` tokens as the model's own tokenizer cuts them; all begin differently."""
+    return of_lengths(model, [n_prompt] * n, [n_gen] * n, seed)
+
+
+def of_lengths(model: Path, n_prompts: Sequence[int], n_gens: Sequence[int], seed: int = 0) -> list[Prompt]:
+    """Prompts with the given prompt and answer lengths in tokens; all prompts begin differently."""
+    text, n = texts.read(TEXT).decode(), len(n_prompts)
+    with Tokenizer(model) as tokenizer:
+        return [
+            Prompt(str(i), _piece(tokenizer, text, (seed * n + i) * STRIDE, n_prompt), n_gen)
+            for i, (n_prompt, n_gen) in enumerate(zip(n_prompts, n_gens, strict=True))
+        ]
+
+
+def _piece(tokenizer: Tokenizer, text: str, start: int, n_tokens: int) -> str:
+    at = start % (len(text) // 2)
+    ids = tokenizer.encode(text[at : at + 12 * n_tokens + 64])
+    return tokenizer.decode(ids[:n_tokens]).decode(errors="ignore")
+
+
+def of_characters(n: int, n_characters: int, n_gen: int, seed: int = 0) -> list[Prompt]:
+    """`n` prompts of `n_characters` characters, for a server with an unknown tokenizer."""
+    text = texts.read(TEXT).decode()
+    places = [(seed * n + i) * STRIDE % (len(text) // 2) for i in range(n)]
+    repeated = text * (1 + n_characters // (len(text) // 2))
+    return [Prompt(str(i), repeated[at : at + n_characters], n_gen) for i, at in enumerate(places)]

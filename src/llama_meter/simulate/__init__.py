@@ -1,0 +1,1 @@
+"""The scheduler's loop, its policies and clocks."""

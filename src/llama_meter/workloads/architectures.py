@@ -1,0 +1,133 @@
+"""The questions by name: what the engine is asked to do, with prompts of which lengths, and with which numbers."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from llama_meter import children
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
+
+N_CTX = 128  # tokens of a slot
+STEPS = 8  # tokens that a sequence goes on for behind its prompt
+EQUAL, UNEQUAL = (24, 24, 24), (24, 17, 9)  # tokens of prompts
+KEPT = 8  # tokens whose states a context keeps where some are taken back
+DRAFTS = (1, 2, 3, 4)  # tokens of a draft
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question in the words of a table's head, and what the engine is asked to do.
+
+    `lengths`: tokens of each prompt; empty: as many short prompts as the number says. `numbers`: what it counts, if
+    anything. `shared`: all sequences begin with the first one's prompt.
+    """
+
+    words: str
+    how: str
+    lengths: tuple[int, ...]
+    numbers: tuple[int, ...] = (0,)
+    shared: bool = False
+
+
+QUESTIONS = {
+    "equal": Question("equal prompts in one call", "All prompts are read in one call.", EQUAL),
+    "unequal": Question("unequal prompts in one call", "All prompts are read in one call.", UNEQUAL),
+    "steps": Question("steps together", "Prompts are read one by one, and all sequences step together.", UNEQUAL),
+    "late": Question("a prompt beside steps", "A prompt is read in a call with the steps of others.", UNEQUAL),
+    "left": Question(
+        "one leaves, another comes",
+        "One leaves, and another takes its slot while others go on.",
+        (*UNEQUAL, 12),
+    ),
+    "gaps": Question("slots with gaps", "The slots in use do not lie side by side.", UNEQUAL),
+    "unified": Question("one cache for all", "All sequences share one cache and step together.", UNEQUAL),
+    "slots": Question(
+        "so many slots", "Prompts are read one by one, and all sequences step together.", (), tuple(range(1, 18))
+    ),
+    "cut": Question(
+        "a prompt cut", "A prompt is read in micro-batches of this many tokens.", (24,), (1, 2, 3, 5, 8, 16)
+    ),
+    "moved": Question("state to another slot", "A saved state goes on in another slot.", (24,)),
+    "elsewhere": Question("state to another context", "A saved state goes on in another context.", (24,)),
+    "resized": Question(
+        "state to another number of slots", "A saved state goes on in a context with another number of slots.", (24,)
+    ),
+    "copied": Question(
+        "a prompt shared by copies",
+        "One prompt is read, its state copied, and the copies go on with tokens of their own.",
+        EQUAL,
+        shared=True,
+    ),
+    "shifted": Question(
+        "positions shifted",
+        "A sequence's positions are moved on: attention looks at distances, and a state knows no position.",
+        (24,),
+    ),
+    "back": Question(
+        "a draft taken back",
+        "A draft of this many tokens is evaluated behind a right one, in one call, and taken back.",
+        (24,),
+        DRAFTS,
+    ),
+    "kept": Question(
+        "a draft taken back, states kept",
+        "The same in a context that keeps the states of its last tokens.",
+        (24,),
+        DRAFTS,
+    ),
+    "kept apart": Question(
+        "a draft taken back token by token",
+        "States are kept too, and each token of the draft comes in a call of its own.",
+        (24,),
+        DRAFTS,
+    ),
+    "kept beside": Question(
+        "drafts of several slots",
+        "Several slots are read in another order, and each has a draft taken back: the first one's is a token longer.",
+        UNEQUAL,
+        DRAFTS,
+    ),
+    "kept copied": Question(
+        "a draft taken back, then copied",
+        "A draft of one call is taken back, and copies of the sequence go on with tokens of their own.",
+        EQUAL,
+        DRAFTS,
+        shared=True,
+    ),
+}
+
+NAME = "architectures"  # of the build
+SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}}
+LIMIT_S = 60.0
+
+
+def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
+    """Write one file, e.g. "mamba2-dense" or "lfm2moe-moe", in F32, into a folder; returns its path.
+
+    StudyError where the generator is not built, or cannot write this architecture in this shape.
+    """
+    arch = name.rpartition("-")[0]
+    asked = [str(builds.program(NAME)), "-a", arch, "-s", str(seed), "-o", str(into)]
+    surroundings = children.environment() | SHAPES[shape] | {"ARCHS_RWKV": "1"}
+    done = subprocess.run(asked, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S)
+    path = into / f"{name}.gguf"
+    if done.returncode or not path.exists():
+        said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "error" in line.lower()]
+        why = said[-1].rpartition("/")[2] if said else "not supported"
+        raise StudyError(f"no file of {arch} in this shape", why, "ask another architecture, or its usual shape")
+    return path
+
+
+TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
+LEAST = {"F32": 5e-4, "F16": 2e-3, "Q8_0": 2e-2}  # by type. Kernels at 17 slots: up to 2e-4; activations that round
+AGAIN = 5.0  # times that, where keys that are kept in F16 are rotated once more
+
+
+def tolerance(question: str, rounding: float, dtype: str = "F32", gpu: bool = False) -> float:
+    """Largest relative error of logits that rounding explains.
+
+    On a GPU, F32 counts as F16: CUDA multiplies 4 to 16 columns in TF32, whose mantissa is as short (ggml-cuda/mmf.cu).
+    """
+    least = LEAST["F16" if gpu and dtype == "F32" else dtype]
+    return max(least, TIMES * rounding) * (AGAIN if question == "shifted" else 1)

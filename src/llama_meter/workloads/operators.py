@@ -1,0 +1,145 @@
+"""Class, bytes and FLOPs of a graph node, and the sums of a recorded request by class.
+
+A product is classed by the weight it multiplies with, everything else by its operation. Unrecognised nodes are "other",
+never left out. Bytes count every source and the result once: a lower bound of the traffic, but for activations more
+than leaves the caches. FLOPs of attention are those of the rectangle that is computed, masked and padded keys included;
+the roofline counts visible keys only.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from llama_meter.engine.spans import Node, Operand, Phase, Timeline
+from llama_meter.oracle.layers import SCAN_FLOPS
+
+PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "ssm_in", "ssm_x", "ssm_dt", "ssm_out", "head")
+ATTENTION = ("flash_attention", "kq", "softmax", "kqv", "rope", "kv_write")
+STATE = ("ssm_scan", "ssm_conv", "state")
+REST = ("norm", "embedding", "elementwise", "copy", "other")
+CLASSES = (*PRODUCTS, *ATTENTION, *STATE, *REST)
+GROUPS = {
+    "FFN products": ("ffn_up", "ffn_down"),
+    "attention products": ("attn_qkv", "attn_output"),
+    "Mamba products": ("ssm_in", "ssm_x", "ssm_dt", "ssm_out"),
+    "head": ("head",),
+    "attention": ATTENTION,
+    "scan and convolution": STATE,
+    "norms, copies, other": REST,
+}
+HEAD = ("output.weight", "token_embd.weight")  # a tied head multiplies with the embedding
+WEIGHT = re.compile(r"blk\.\d+\.([a-z0-9_]+)(?:\.weight)?")
+LAYER = re.compile(r"(?:blk\.|cache_[a-z]_l|[a-z0-9]-)(\d+)\b")
+RECURRENT = re.compile(r"cache_[rs]_l\d|mamba_conv1d_state|mamba_ssm_states")  # the graph renames what it writes
+BY_OP = {
+    "FLASH_ATTN_EXT": "flash_attention",
+    "SOFT_MAX": "softmax",
+    "ROPE": "rope",
+    "SET_ROWS": "kv_write",
+    "SSM_SCAN": "ssm_scan",
+    "SSM_CONV": "ssm_conv",
+    **dict.fromkeys(("NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"), "norm"),
+    **dict.fromkeys(("CPY", "CONT", "DUP", "CONCAT", "REPEAT", "GET_ROWS"), "copy"),
+    **dict.fromkeys(("ADD", "SUB", "MUL", "DIV", "SCALE", "SQR", "CLAMP"), "elementwise"),
+    **dict.fromkeys(("SILU", "GELU", "RELU", "SIGMOID", "EXP", "SOFTPLUS", "SWIGLU", "GEGLU", "REGLU"), "elementwise"),
+}
+PER_ELEMENT = {"norm": 3, "softmax": 5, "rope": 3, "elementwise": 1}  # square, add, scale; scale, shift, exp, sum, ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a class of nodes did in one or more phases: nanoseconds, bytes, FLOPs, and how many nodes."""
+
+    ns: int = 0
+    n_bytes: float = 0.0
+    n_flops: float = 0.0
+    nodes: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.ns + other.ns, self.n_bytes + other.n_bytes, self.n_flops + other.n_flops, self.nodes + other.nodes
+        )
+
+
+def operator_class(node: Node) -> str:
+    """The class of a node, one of CLASSES."""
+    names = [source.name for source in node.sources]
+    if node.op == "MUL_MAT":
+        return _product(names[0], node.result.name)
+    if node.op == "GET_ROWS" and names[0] == HEAD[1]:
+        return "embedding"
+    if node.op == "MUL" and any(name.removesuffix(".weight").endswith("_norm") for name in names):
+        return "norm"
+    if node.op in ("CPY", "GET_ROWS", "SCALE") and any(map(RECURRENT.search, (node.result.name, *names))):
+        return "state"
+    return BY_OP.get(node.op, "other")
+
+
+def layer(node: Node) -> int | None:
+    """The block a node belongs to, from its own name or a source's; None if no name has one."""
+    found = (LAYER.search(operand.name) for operand in (node.result, *node.sources))
+    return next((int(match.group(1)) for match in found if match), None)
+
+
+def moved_bytes(node: Node) -> float:
+    """Bytes read and written, every tensor once; of a gathered, scattered or stateful one only the rows in use."""
+    sources, result = node.sources, node.result
+    if node.op == "GET_ROWS":
+        return result.n_elements * _per_element(sources[0]) + sources[1].n_bytes + result.n_bytes
+    if node.op == "SET_ROWS":
+        return sources[0].n_bytes + sources[1].n_bytes + sources[0].n_elements * _per_element(result)
+    if node.op == "CPY":  # its second source is where it writes
+        return sources[0].n_bytes + result.n_bytes
+    if node.op == "SSM_SCAN":
+        states, others = sources[0], sources[1:]
+        read = states.n_bytes / states.shape[3] * sources[1].shape[3]
+        return read + sum(source.n_bytes for source in others) + result.n_bytes
+    return sum(source.n_bytes for source in dict.fromkeys(sources)) + result.n_bytes
+
+
+def flops(node: Node) -> float:
+    """Floating-point operations: 2 per multiply-add; copies have none, simple operations one per element."""
+    sources, n = node.sources, node.result.n_elements
+    if node.op == "MUL_MAT":
+        return 2.0 * sources[0].shape[0] * n
+    if node.op == "FLASH_ATTN_EXT":  # q.k and p.v, each query against every key of the rectangle
+        return 2.0 * sources[1].shape[1] * (sources[0].n_elements + n)
+    if (
+        node.op == "SSM_SCAN"
+    ):  # shapes: states (d_state, head_dim, heads, cells), x (head_dim, heads, tokens, sequences)
+        return float(SCAN_FLOPS * sources[0].shape[0] * sources[1].n_elements)
+    if node.op == "SSM_CONV":
+        return 2.0 * sources[1].shape[0] * n
+    return float(PER_ELEMENT.get(operator_class(node), 0) * n)
+
+
+def sums(timeline: Timeline) -> dict[str, dict[str, Work]]:
+    """Work by phase, "prefill" and "decode" (all steps), and by class or kind of span around the nodes."""
+    each = [(operator_class(n), moved_bytes(n), flops(n)) for n in timeline.nodes]
+    found: dict[str, defaultdict[str, Work]] = {"prefill": defaultdict(Work), "decode": defaultdict(Work)}
+    for phase in timeline.phases:
+        entry = found[phase_kind(phase)]
+        for span in phase.spans:
+            if span.kind == "operator":
+                name, n_bytes, n_flops = each[span.node]
+                entry[name] += Work(span.duration, n_bytes, n_flops, 1)
+            else:
+                entry[span.kind] += Work(span.duration)
+    return {kind: dict(entry) for kind, entry in found.items() if entry}
+
+
+def phase_kind(phase: Phase) -> str:
+    """ "prefill" or "decode"."""
+    return "prefill" if phase.name == "PREFILL" else "decode"
+
+
+def _product(weight: str, result: str) -> str:
+    if weight in HEAD:
+        return "head"
+    known = WEIGHT.fullmatch(weight)
+    kind = known.group(1) if known else result.split("-")[0]
+    return kind if kind in PRODUCTS or kind in ("kq", "kqv") else "other"
+
+
+def _per_element(operand: Operand) -> float:
+    return operand.n_bytes / operand.n_elements if operand.n_elements else 0.0

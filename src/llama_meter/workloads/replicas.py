@@ -1,0 +1,187 @@
+"""A cell of kind "replicas": processes load the same file, begin together, and answer sequences of their own.
+
+They belong to the worker's process group and hold a lifeline to it, so none outlives the worker, however that ends.
+"""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from llama_meter import children
+from llama_meter.cells import Replicas
+from llama_meter.measure import watch
+from llama_meter.measure.tolerance import tolerance
+from llama_meter.rows import Measured, Request, passed
+from llama_meter.workloads import replica
+from llama_meter.workloads.replica import Answered, Loaded, Proved, Started, Task, Weighed, clock
+
+END_S = 10.0  # from a replica's last word to its end
+LOOK_S = 5e-4  # between polls of the progress of the replica to be killed
+KILLED = "its process was killed"
+Said = TypeVar("Said")
+
+
+class Crew:
+    """The live replicas of a cell, by number. All must report before any is told to continue."""
+
+    def __init__(self) -> None:
+        self.alive: dict[int, subprocess.Popen[bytes]] = {}
+
+    def tell(self, what: Callable[[int], Any] = lambda number: None) -> None:
+        """Tell every replica to continue, with a line of JSON."""
+        for number, child in self.alive.items():
+            assert child.stdin
+            with suppress(BrokenPipeError):  # it ended, which `hear` reports
+                child.stdin.write(msgspec.json.encode(what(number)) + b"\n")
+                child.stdin.flush()
+
+    def hear(self, kind: type[Said]) -> list[Said]:
+        """The next message of each replica. RuntimeError if one ended without being killed."""
+        return [self._line(number, child, kind) for number, child in self.alive.items()]
+
+    def kill(self, number: int) -> None:
+        """Kill a replica, as the system does when memory runs out."""
+        child = self.alive.pop(number)
+        child.kill()
+        child.communicate()
+
+    def _line(self, number: int, child: subprocess.Popen[bytes], kind: type[Said]) -> Said:
+        assert child.stdout
+        line = child.stdout.readline()
+        if not line:
+            raise _ended(number, child)
+        return msgspec.json.decode(line, type=kind)
+
+
+def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
+    """The error for a silent replica, which may be alive with its stdout closed."""
+    try:
+        return RuntimeError(f"replica {number} ended: {child.wait(END_S)}")
+    except subprocess.TimeoutExpired:
+        return RuntimeError(f"replica {number} says no more")
+
+
+@contextmanager
+def _started(cell: Replicas, path: Path, board: int) -> Iterator[Crew]:
+    """Start all replicas and send them their tasks; none is left behind."""
+    lifeline, ours = os.pipe()
+    command = children.python("-m", replica.__name__, str(lifeline), str(board))
+    crew, pipe = Crew(), subprocess.PIPE
+    try:
+        for number in range(cell.n_processes):
+            child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[lifeline, board])
+            crew.alive[number] = child
+        crew.tell(lambda number: Task(cell=cell, path=str(path), number=number))
+        yield crew
+    finally:
+        for number in list(crew.alive):
+            crew.kill(number)
+        os.close(lifeline)
+        os.close(ours)
+
+
+def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell.
+
+    `requests`: one per sequence, "PROCESS/SEQUENCE"; times since the common start. `samples_ns`: one list per process,
+    one number per step; `prefill_ns`: its prompts before. `series`, one number per process: "start" (s until it could
+    load), "load" (s); bytes of memory "rss", "private", "pss" when all had loaded, with "before" the same before any
+    did, and "mapped", its share of the file's pages. One number per sequence: "error", its last logits against itself
+    alone.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.truncate(8 * cell.n_processes * (cell.n_seq + cell.n_gen))
+        stamps = replica.board(file.fileno(), cell)
+        stage("start")
+        begin = clock()
+        with _started(cell, path, file.fileno()) as crew:
+            started = [(said.at_ns - begin) / 1e9 for said in crew.hear(Started)]
+            crew.tell()
+            memory = _series("before ", crew.hear(Weighed))
+            stage("load")
+            crew.tell()
+            loaded = crew.hear(Loaded)
+            crew.tell()
+            weighed = crew.hear(Weighed)
+            memory |= _series("", weighed)
+            memory["mapped"] = [float(said.mapped) for said in weighed if said.mapped is not None]
+            stage("answer")
+            begin = clock()
+            crew.tell()
+            if cell.killed >= 0:
+                _kill_halfway(cell, crew, stamps)
+            answered = crew.hear(Answered)
+            stage("prove")
+            crew.tell()
+            proved = crew.hear(Proved)
+    watch.take_over([said.evidence for said in answered])
+    requests = list(_requests(cell, stamps, begin))
+    checks = _checks(cell, requests, answered, proved)
+    checks |= {"mapped_bytes": loaded[0].mapped_bytes, "own_bytes": loaded[0].own_bytes}
+    ends = [line[line > 0] - begin for line in stamps]
+    return Measured(
+        samples_ns=[np.diff(line[cell.n_seq - 1 :]).tolist() for line in ends],
+        prefill_ns=[int(line[cell.n_seq - 1]) for line in ends],
+        load_ns=max(said.load_ns for said in loaded),
+        splits=loaded[0].splits,
+        n_evaluated=sum(said.n_evaluated for said in answered),
+        checks=checks,
+        series={"start": started, "load": [said.load_ns / 1e9 for said in loaded], "error": _errors(proved)} | memory,
+        requests=requests,
+        valid=passed(checks),
+        peak_rss_bytes=int(sum(memory["rss"])),
+    )
+
+
+def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
+    """Kill a replica once it has half of its tokens, and before its last; the others may be anywhere."""
+    while not stamps[cell.killed, cell.n_seq + (cell.n_gen - 1) // 2] and crew.alive[cell.killed].poll() is None:
+        time.sleep(LOOK_S)
+    crew.kill(cell.killed)
+
+
+def _series(when: str, weighed: list[Weighed]) -> dict[str, list[float]]:
+    told = {name: [getattr(said.memory, name) for said in weighed] for name in ("rss", "private", "pss")}
+    return {when + name: values for name, values in told.items() if None not in values}
+
+
+def _requests(cell: Replicas, stamps: np.ndarray, begin: int) -> Iterator[Request]:
+    """Every sequence's tokens: the first at the end of its prompt, one more at the end of every step."""
+    for number, line in enumerate(stamps):
+        steps = line[cell.n_seq :]
+        for seq in range(cell.n_seq):
+            came = [int(at) - begin for at in (line[seq], *steps) if at]
+            failure = KILLED if number == cell.killed else ""
+            yield Request(id=f"{number}/{seq}", n_prompt=cell.n_prompt, arrived_ns=0, token_ns=came, failure=failure)
+
+
+def _errors(proved: list[Proved]) -> list[float]:
+    return [error for said in proved for error in said.errors]
+
+
+def _checks(
+    cell: Replicas, requests: list[Request], answered: list[Answered], proved: list[Proved]
+) -> dict[str, float | bool]:
+    """Whether every sequence of a living replica got all of its tokens, and the right ones."""
+    whole = [request.id for request in requests if len(request.token_ns) == cell.n_gen + 1]
+    due = [request.id for request in requests if not request.failure]
+    n_tokens = len(due) * (cell.n_prompt + cell.n_gen)
+    return {
+        "second_path_error": max(_errors(proved)),
+        "second_path": max(_errors(proved)) <= tolerance(cell),
+        "finite": all(said.finite for said in proved),
+        "evaluated": sum(said.n_evaluated for said in answered) == n_tokens,
+        "finished": len(whole),
+        "all_finished": whole == due,
+    }
+
+
+RUNS = {Replicas: run}

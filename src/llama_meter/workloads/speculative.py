@@ -1,0 +1,234 @@
+"""A cell of kind "speculate": rounds of speculation (`loop`), and what explains their time and their tokens.
+
+A token that verification chooses otherwise than the reference fails the row unless rounding explains it: the target
+alone, in calls as long as a verification and without taking anything back, then deviates from itself by as much as
+the two tokens differ.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from llama_meter.cells import TERMS, Speculate
+from llama_meter.engine import bindings, library
+from llama_meter.engine.session import Session
+from llama_meter.limits import FIRST_TOKEN
+from llama_meter.measure import sessions, texts, watch
+from llama_meter.measure.plan import change
+from llama_meter.measure.tolerance import BOTH_MOVE, tolerance
+from llama_meter.rows import Measured, passed
+from llama_meter.workloads import drafters
+from llama_meter.workloads.drafters import Draft
+from llama_meter.workloads.speculation import Loop, Reference, Times, clock
+
+PROMPT_LINES = 12  # lines of a text from which each prompt takes its first tokens
+ALONE = 3  # calls of every length, saves and restores timed alone, after an untimed one
+WARM_ROUNDS = 2
+STEPS = 24  # of plain decode, timed beside the rounds
+
+
+def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig:
+    """Configuration of a context with room for the prompt, the answer and a draft beyond its end."""
+    room = cell.depth + cell.n_gen + 3 * (cell.n_draft + 1)
+    return sessions.config(cell, room, n_seq_max=n_seq, n_rs_seq=n_rs_seq, swa_full=True)
+
+
+def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
+    """Measure one cell. `samples_ns`: a list per prompt with the total of each round's terms.
+
+    `series`, by round: the terms of `TERMS` in ns; by round and sequence: "drafted", "accepted" and
+    "sequence"; by token that differs from the reference: "gap" and "rounding", relative to the largest logit.
+    Timed alone after the rounds: "plain ns", steps of plain decode of all sequences; and, if rounds are compared with
+    their parts, "columns" and "column ns" (tokens and time of calls, equal lengths in a row), "fresh ns" (the same,
+    lengths in turn), "save ns" and "restore ns".
+    """
+    cell.check()
+    if cell.way == "binding":
+        return _by_binding(cell, path, stage)
+    log: list[str] = []
+    library.capture_log(log)
+    start = clock()
+    with ExitStack() as stack:
+        kept = cell.n_draft if cell.way == "tail" else 0
+        session = stack.enter_context(Session(path, config(cell, cell.n_seq, kept)))
+        smaller = [stack.enter_context(Session(other, config(cell, 1, 0))) for other in others]
+        for each in smaller:
+            drafters.check_vocabulary(session, each)
+        load_ns, loops, warmup, shaped, counted = clock() - start, [], [], [], 0
+        for number, prompts in enumerate(_prompts(cell, session)):
+            stage(f"reference {number}")
+            start = clock()
+            references = {
+                seq: Reference(session, seq, each, _room(cell), cell.temperature, cell.seed)
+                for seq, each in prompts.items()
+            }
+            Loop(cell, session, references, _drafts(cell, session, references, smaller)).run(WARM_ROUNDS)
+            drafts = _drafts(cell, session, references, smaller)
+            warmup.append(clock() - start)
+            loop = Loop(cell, session, references, drafts)
+            stage(f"rounds {number}")
+            before = session.n_evaluated
+            with watch.timed():
+                loop.run(cell.n_gen)
+            counted += session.n_evaluated - before
+            stage(f"others {number}")
+            shaped += [_explained(cell, session, references[seq], at, token) for seq, at, token in loop.others]
+            loop.prove()
+            loops.append(loop)
+        stage("alone")
+        alone = _alone(cell, session, loop) if _taken_apart(cell) else {}
+        alone |= _plain(cell, session, loop) if cell.n_draft else {}
+    return _measured(cell, loops, shaped, alone, warmup, load_ns, counted)
+
+
+def _taken_apart(cell: Speculate) -> bool:
+    """Whether rounds are compared with their parts: one sequence, drafts of one length, each taken back at once."""
+    return cell.n_seq == 1 and cell.n_draft > 0 and cell.drafter in ("", "even") and cell.way != "joined"
+
+
+def _room(cell: Speculate) -> int:
+    """Tokens that a reference needs: the answer, and drafts beyond its end."""
+    return cell.n_gen + 2 * (cell.n_draft + 1)
+
+
+def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
+    """Prompts by repetition and sequence, (depth,) int32 each: random, or excerpts of the text."""
+    if not cell.text:
+        rng = np.random.default_rng(cell.seed)
+        drawn = rng.integers(FIRST_TOKEN, session.n_vocab, (cell.repetitions, cell.n_seq, cell.depth), dtype=np.int32)
+        return [dict(enumerate(each)) for each in drawn]
+    text = texts.planned(cell.text, cell.text_sha256)
+    pieces = [session.tokenize(each) for each in texts.excerpts(text, cell.repetitions * cell.n_seq, PROMPT_LINES)]
+    cut = [each[: cell.depth] for each in pieces]
+    return [dict(enumerate(cut[n : n + cell.n_seq])) for n in range(0, len(cut), cell.n_seq)]
+
+
+def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Check `Llama.generate` of the bindings with a draft model against itself without one; untimed."""
+    with Session(path, config(cell, 1, 0)) as session:
+        prompt = _prompts(cell, session)[0][0].tolist()
+        n_vocab = session.n_vocab
+    room = cell.depth + 2 * cell.n_gen + cell.n_draft
+    expected = bindings.generate(path, prompt, cell.n_gen + cell.n_draft + 1, room)
+    counts = drafters.accepted(cell.accepts, cell.n_draft, np.random.default_rng(cell.seed))
+    draft = drafters.forced(np.array([*prompt, *expected], dtype=np.int32), counts, n_vocab)
+    stage("binding")
+    found = bindings.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
+    same = sum(a == b for a, b in zip(found, expected, strict=False))
+    checks: dict[str, float | bool] = {"tokens": len(found), "same_tokens": same, "lossless": same == len(found)}
+    return Measured(checks=checks, valid=passed(checks))
+
+
+def _drafts(
+    cell: Speculate, session: Session, references: dict[int, Reference], smaller: list[Session]
+) -> dict[int, Draft]:
+    """Drafter of each sequence; a draft model can serve only one sequence."""
+    if cell.drafter == "lookup":
+        return dict.fromkeys(references, drafters.lookup)
+    if cell.drafter == "model":
+        model = drafters.Model(smaller[0])
+        model.clear()
+        return dict.fromkeys(references, model)
+    found: dict[int, Draft] = {}
+    for seq, each in references.items():
+        rng = np.random.default_rng([cell.seed, seq])
+        if cell.drafter == "even":
+            counts = drafters.evenly(cell.n_draft, rng)
+        else:  # an adaptive length depends on the outcome of the last draft, so its draws have to be independent
+            strata = 1 if cell.drafter == "adapts" else drafters.STRATA
+            counts = drafters.accepted(cell.accepts, cell.n_draft, rng, strata)
+        found[seq] = drafters.forced(each.tokens, counts, session.n_vocab)
+    return found
+
+
+def _explained(cell: Speculate, session: Session, reference: Reference, at: int, token: int) -> tuple[float, float]:
+    """Gap between the logits of the reference's token and another one at a position, and the effect of rounding there.
+
+    Rounding: the same tokens in calls of k + 1, without taking any back. Both relative to the largest logit.
+    """
+    expected, width = reference.expected(at), cell.n_draft + 1
+    session.clear()
+    session.set_state(0, reference.state, reference.n_prompt)
+    for start in range(reference.n_prompt, at, width):
+        rows = session.verify({0: reference.tokens[start : start + width]})[0]
+    moved = np.abs(rows[(at - 1 - reference.n_prompt) % width] - expected).max()
+    largest = np.abs(expected).max()
+    return float((expected[reference.tokens[at]] - expected[token]) / largest), float(moved / largest)
+
+
+def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[float]]:
+    """Parts of a round timed alone: calls of 1 to k + 1 tokens, a save and a restore, in ns.
+
+    Calls of equal length in a row, for which the engine keeps its graph, and calls of all lengths in turn.
+    """
+    lengths = range(1, cell.n_draft + 2)
+    kept = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
+    fresh = [(n, _call(session, loop, n)) for _ in range(ALONE + 1) for n in lengths]
+    found = {"columns": [float(n) for n in lengths for _ in range(ALONE)]}
+    found["column ns"] = [ns for i, (_, ns) in enumerate(kept) if i % (ALONE + 1)]
+    found["fresh ns"] = [ns for n in lengths for each, ns in fresh[len(lengths) :] if each == n]
+    save, restore = [], []
+    for _ in range(ALONE + 1) if loop.way.saves else ():
+        times: Times = dict.fromkeys(TERMS, 0)
+        loop.way.clear()
+        loop.way.before(list(loop.references), times)
+        save.append(float(times["save"]))
+        start = clock()
+        for seq in loop.references:
+            state, n_past = loop.way.saved[seq]
+            session.set_state(seq, state, n_past, loop.way.part)
+        restore.append(float(clock() - start))
+    return {**found, "save ns": save[1:], "restore ns": restore[1:]}
+
+
+def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[float]]:
+    """Times (ns) of plain decode steps on the same loaded weights, in a context that keeps no states for drafts."""
+    plain = change(cell, n_draft=0, drafter="", draft="", accepts=0.0)
+    with Session(session, config(plain, cell.n_seq, 0)) as steps:
+        Loop(plain, steps, drafted.references, {}).run(WARM_ROUNDS)
+        loop = Loop(plain, steps, drafted.references, {})
+        loop.run(min(STEPS, cell.n_gen))
+    drafted.error = max(drafted.error, loop.error)
+    return {"plain ns": [float(sum(times.values())) for times in loop.rounds]}
+
+
+def _call(session: Session, loop: Loop, n: int) -> float:
+    """Nanoseconds of one verification of `n` tokens after each prompt."""
+    session.clear()
+    for seq, each in loop.references.items():
+        session.set_state(seq, each.state, each.n_prompt)
+    call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
+    start = clock()
+    for logits in loop.verify(call).values():
+        logits.argmax(axis=1)
+    return float(clock() - start)
+
+
+def _measured(
+    cell: Speculate, loops: list[Loop], shaped: list[tuple[float, float]], alone: dict[str, list[float]],
+    warmup: list[int], load_ns: int, counted: int,
+) -> Measured:  # fmt: skip
+    error = max(loop.error for loop in loops)
+    rounds = [times for loop in loops for times in loop.rounds]
+    series = {term: [float(times[term]) for times in rounds] for term in TERMS}
+    series |= {name: [float(n) for loop in loops for n in loop.counts[name]] for name in loops[0].counts}
+    series |= {"gap": [gap for gap, _ in shaped], "rounding": [rounding for _, rounding in shaped]} | alone
+    tokens = sum(series["accepted"]) + len(series["accepted"])
+    checks: dict[str, float | bool] = {"second_path_error": error, "second_path": error <= tolerance(cell)}
+    checks |= {"finite": bool(np.isfinite(error)), "removes": float(loops[0].way.removes), "tokens": tokens}
+    checks |= {"other_tokens": len(shaped), "evaluated": counted >= tokens}
+    checks["lossless"] = all(gap <= BOTH_MOVE * rounding for gap, rounding in shaped)
+    return Measured(
+        samples_ns=[[sum(times.values()) for times in loop.rounds] for loop in loops],
+        warmup_ns=warmup,
+        load_ns=load_ns,
+        n_evaluated=counted,
+        checks=checks,
+        series=series,
+        valid=passed(checks),
+    )
+
+
+RUNS = {Speculate: run}

@@ -1,0 +1,1 @@
+"""Bytes, FLOPs, ceilings, sizes of states."""

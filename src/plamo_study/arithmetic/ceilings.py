@@ -1,0 +1,329 @@
+"""Ceilings of a machine: the one definition, for every study.
+
+A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling also belongs to one kernel: a
+tensor type, the layout of its weights ("packed": rearranged by llama.cpp when it loads a model; "plain": as in the
+file; "blas": unpacked to F32 for BLAS, and "accelerate" where that is Apple's) and a number of columns. A file's
+ceiling is the mix of the kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling
+is what a kernel reaches, not what the machine could reach: `fastest` is the fastest kernel measured there.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from llama_meter import paths, stats
+from llama_meter.errors import StudyError
+from plamo_study.arithmetic.roofline import NO_MATMUL, Ceilings, Model
+from plamo_study.read.usable import on_main_device, usable
+
+NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
+PACKED, PLAIN, BLAS, ACCELERATE = "packed", "plain", "blas", "accelerate"
+READ, MATMUL = "read", "matmul"
+NS = 1e9
+COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
+           "n_flops", "weights", "best", "usual"]  # fmt: skip
+SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
+Name = TypeVar("Name")  # of a file
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something runs: the id of a machine's fact, threads, and layers on a GPU (0: the CPU)."""
+
+    machine: str
+    n_threads: int
+    n_gpu_layers: int = 0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Work per second, B/s or FLOP/s: the `best` sample, and the `usual` one of each process."""
+
+    best: float
+    by_process: tuple[float, ...]
+
+    @property
+    def usual(self) -> float:
+        """Median over processes."""
+        return float(np.median(self.by_process))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A matrix product of the engine: weights of a type in a layout, times many columns."""
+
+    dtype: str
+    layout: str
+
+    @property
+    def name(self) -> str:
+        """The kernel in words, such as llama.cpp's Q4_K matrix kernel, with the weights' layout if not the file's."""
+        if self.layout in (BLAS, ACCELERATE):
+            name = "BLAS" if self.layout == BLAS else "Accelerate"
+            return f"{name} in F32, {self.dtype} weights unpacked"
+        return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
+
+
+def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One line per process that measured a ceiling, from the usable rows of each frame.
+
+    `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `weights`: elements of
+    the matrix, `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. Rows whose packing was requested
+    but not checked are left out.
+    """
+    used = (usable(rows[rows["workload"].isin([READ, MATMUL])]) for rows in frames)
+    entries = [entry for rows in used for entry in _entries(rows)]
+    return pd.DataFrame(entries, columns=COLUMNS).astype({"many": bool})
+
+
+def main_place(rows: pd.DataFrame) -> Place:
+    """The main set-up of a study: its most frequent machine, offloaded where possible, with all threads."""
+    found = usable(rows)
+    found = found[found["machine"] == found["machine"].mode().iloc[0]]
+    machine, threads = found["machine"].iloc[0], found["n_threads"].max()
+    layers = on_main_device(found)["n_gpu_layers"].min()
+    return Place(str(machine), int(threads), int(layers))
+
+
+def place_of(cell: Mapping[str, Any]) -> Place:
+    """Where a cell ran."""
+    return Place(str(cell["machine"]), int(cell["n_threads"]), int(cell["n_gpu_layers"]))
+
+
+def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
+    """Read bandwidth in B/s from the first table that has it. Raises StudyError where none has."""
+    for table in tables:
+        found = at(table, place, READ)
+        if len(found):
+            return _rate(found, found["n_bytes"])
+    raise _missing("read ceiling", place)
+
+
+def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
+    """FLOP/s for many columns of the kernel for a loaded model's tensors of a type, from the first table with it.
+
+    Raises StudyError if that kernel was not measured.
+    """
+    for table in tables:
+        found = loaded(table, place, dtype)
+        found = found[found["many"]]
+        if len(found):
+            return _rate(found, found["n_flops"])
+    raise _missing(f"matmul ceiling of {dtype}", place)
+
+
+def limits_at(
+    tables: Sequence[pd.DataFrame], place: Place, what: Model | str, heads: float = 0.0
+) -> tuple[Ceilings, Ceilings]:
+    """(best, usual) ceilings of a place for a file, or for a tensor type by name.
+
+    A file's: its weights over the time of its kernels, each type at its own rate; `heads`: rows of the output head per
+    token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured; types of less than
+    NEGLIGIBLE of the file's bytes are left out.
+    """
+    bandwidth = read(tables, place)
+    shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
+    rates = {dtype: kernel(tables, place, dtype) for dtype in shares}
+    best, usual = (
+        sum(shares.values()) / sum(n / getattr(rates[dtype], which) for dtype, n in shares.items())
+        for which in ("best", "usual")
+    )
+    return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
+
+
+def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
+    """The best ceilings of a study's main set-up for each file whose ceilings were measured: the roofline's input."""
+    return {name: best for name, (best, _) in _limits(rows, files).items()}
+
+
+def usual_limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
+    """The usual values of the same ceilings: medians over processes."""
+    return {name: usual for name, (_, usual) in _limits(rows, files).items()}
+
+
+def _limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, tuple[Ceilings, Ceilings]]:
+    table, found = measured([rows]), dict[Name, tuple[Ceilings, Ceilings]]()
+    for name, file in files.items() if len(table) else ():
+        with suppress(StudyError):  # a kernel of this file was not measured
+            found[name] = limits_at([table], main_place(rows), file)
+    return found
+
+
+def of_study(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per ceiling, kernel, device and threads: `best` sample and `usual` (median of processes), B/s or FLOP/s.
+
+    For the study's main machine, kernels at their full number of columns. Reading has the kernel "read", or
+    "accelerate" where Apple's Accelerate computed the dot products.
+    """
+    table, entries = measured([rows]), []
+    here = table[table["machine"] == main_place(rows).machine]
+    for (layers, threads), group in here.groupby(["n_gpu_layers", "n_threads"]):
+        place = Place(str(group["machine"].iloc[0]), int(threads), int(layers))
+        rates: dict[str, Rate] = {READ: read([table], place)} if (group["ceiling"] == READ).any() else {}
+        rates |= {kernel.name: rate for kernel, rate in every_kernel([table], place).items()}
+        own = ACCELERATE if ACCELERATE in set(at(table, place, READ)["layout"]) else READ
+        for name, rate in rates.items():
+            entry: dict[str, Any] = {"ceiling": READ if name == READ else MATMUL}
+            entry |= {"kernel": own if name == READ else name, "n_gpu_layers": layers, "n_threads": threads}
+            entry |= {"best": rate.best, "usual": stats.median(rate.by_process)}
+            entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a chip's maker says it reads, B/s, or None with `why` there is no figure; `source`: where it was read."""
+
+    bandwidth: float | None
+    source: str = ""
+    why: str = ""
+
+
+def published(machine: Mapping[str, Any]) -> Published | None:
+    """Published bandwidth of an Apple chip, by its name and GPU cores, from the facts of a machine; None for others.
+
+    Chips of one name differ in bandwidth by their GPU cores. A combination that hardware.toml lacks has no figure, and
+    none is guessed from another's.
+    """
+    chip, cores = str(machine["chip"]), machine.get("gpu_cores")
+    if not chip.startswith("Apple "):
+        return None
+    text = (paths.PUBLISHED / "hardware.toml").read_text(encoding="utf-8")
+    entries = [entry for entry in tomllib.loads(text)["chip"] if entry["name"] == chip]
+    for entry in entries:
+        if cores in entry["gpu_cores"]:
+            return Published(entry["bandwidth"], entry["source"])
+    told = f"its {cores} GPU cores" if cores else "it without its number of GPU cores"
+    listed = [str(each) for each in sorted(chain(*(entry["gpu_cores"] for entry in entries)))]
+    known = f"is listed with {' or '.join(listed)} GPU cores" if listed else "is not listed"
+    return Published(None, why=f"no published bandwidth for {told}: {chip} {known}")
+
+
+def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
+    """The usual ceilings of each block, columns read (B/s) and matmul (FLOP/s); NaN where a kernel is missing."""
+    found = at(table, place, READ).set_index("block")
+    shares = {what: 1.0} if isinstance(what, str) else multiplied(what)
+    spent = [n / _by_block(table, place, dtype) for dtype, n in shares.items()]
+    matmul = sum(shares.values()) / pd.concat(spent, axis=1).sum(axis=1, skipna=False)
+    return pd.DataFrame({READ: found["n_bytes"] / found["usual"], MATMUL: matmul})
+
+
+def _by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
+    found = loaded(table, place, dtype)
+    found = found[found["many"]].set_index("block")
+    return found["n_flops"] / found["usual"]
+
+
+def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]:
+    """The fastest matrix kernel measured at a place over all tables, whatever its type and layout."""
+    kernels = every_kernel(tables, place)
+    if not kernels:
+        raise _missing("matmul ceiling", place)
+    return max(kernels.items(), key=lambda item: item[1].best)
+
+
+def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:
+    """FLOP/s for many columns of every kernel measured at a place, over all tables."""
+    found = at(pd.concat(tables, ignore_index=True), place, MATMUL)
+    groups = found[found["many"]].groupby(["dtype", "layout"], sort=False)
+    return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
+
+
+def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
+    """Seconds per weight by number of columns, medians over processes, of a loaded tensor's kernels."""
+    found = loaded(table, place, dtype)
+    spent = found["usual"] / found["weights"]
+    return {int(columns): float(values.median()) for columns, values in spent.groupby(found["columns"])}
+
+
+def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
+    """The products measured with the kernel of a loaded model's tensors of a type: packed where there is one."""
+    found = at(table, place, MATMUL)
+    found = found[found["dtype"] == dtype]
+    packed = found["layout"] == PACKED
+    return found[packed] if packed.any() else found
+
+
+def at(table: pd.DataFrame, place: Place, ceiling: str) -> pd.DataFrame:
+    """The lines of a place and a ceiling."""
+    here = (table["machine"] == place.machine) & (table["n_threads"] == place.n_threads)
+    return table[here & (table["n_gpu_layers"] == place.n_gpu_layers) & (table["ceiling"] == ceiling)]
+
+
+def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
+    """Number of weights that a token is multiplied with, by tensor type, plus `heads` times the output head."""
+    amounts = {dtype: float(amount["multiplied"]) for dtype, amount in weighty(by_type(model)).items()}
+    tensors = model["tensors"]
+    head = tensors.get("output") or tensors.get("token_embd")
+    if head and heads:
+        known = weighty(by_type(model))
+        for dtype, part in _parts(head).items():
+            if dtype in known:
+                amounts[dtype] += heads * part["n_elements"]
+    return {dtype: amount for dtype, amount in amounts.items() if amount}
+
+
+def by_type(model: Model) -> dict[str, dict[str, int]]:
+    """By tensor type of a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
+    untied = "output" in model["tensors"]
+    found: dict[str, dict[str, int]] = {}
+    for kind, tensors in model["tensors"].items():
+        if (kind in NO_MATMUL and kind not in ("token_embd", "output")) or kind.endswith("_norm"):
+            continue
+        for dtype, part in _parts(tensors).items():
+            sums = found.setdefault(dtype, {"bytes": 0, "multiplied": 0})
+            sums["bytes"] += 0 if untied and kind == "token_embd" else part["n_bytes"]
+            sums["multiplied"] += 0 if kind in NO_MATMUL else part["n_elements"]
+    return found
+
+
+def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    """The amounts without types of negligible size, such as those of narrow matrices."""
+    total = sum(amount["bytes"] for amount in amounts.values())
+    return {dtype: amount for dtype, amount in amounts.items() if amount["bytes"] >= NEGLIGIBLE * total}
+
+
+def _parts(tensors: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+    found: Mapping[str, Mapping[str, int]] = tensors.get("by_type", {tensors["type"]: tensors})
+    return found
+
+
+def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
+    found = rows[rows["status"] == "ok"]
+    for row in found[[*SAME, "workload", "label", "checks", "size", "n_prompt", "samples_ns"]].to_dict("records"):
+        layout, times = _layout(row), list(chain(*row["samples_ns"]))
+        entry = {name: row[name] for name in SAME} | {"ceiling": row["workload"], "layout": layout, "many": False}
+        entry |= {"columns": 0, "weights": 0, "best": min(times) / NS, "usual": float(np.median(times)) / NS}
+        if row["workload"] == MATMUL:
+            weights = int(row["size"]) ** 2
+            entry |= {"columns": row["n_prompt"] or round(row["n_flops"] / (2 * weights)), "weights": weights}
+            entry["many"] = not row["n_prompt"]
+        if layout:
+            yield entry
+
+
+def _layout(row: Mapping[str, Any]) -> str:
+    """Layout of a row's weights; "" where it was not checked."""
+    for layout in (PACKED, ACCELERATE, BLAS):
+        if row["checks"].get(layout):
+            return layout
+    if "packed" in row["checks"]:
+        return PLAIN
+    return "" if row["label"] == PACKED else PLAIN
+
+
+def _rate(found: pd.DataFrame, work: pd.Series) -> Rate:
+    return Rate(float((work / found["best"]).max()), tuple((work / found["usual"]).tolist()))
+
+
+def _missing(what: str, place: Place) -> StudyError:
+    device = ", offloaded" if place.n_gpu_layers else ""
+    why = f"no study measured it on that machine with {place.n_threads} threads{device}"
+    fix = "04-quantization" if " of " in what else "02-roofline"
+    return StudyError(what, why, f"plamo-study measure {fix}")

@@ -1,0 +1,214 @@
+"""Bytes and FLOPs of a forward pass from a model's tensor table, and their shortest time under a machine's ceilings.
+
+A model is its fact: `shape` (hyper-parameters) and `tensors` (kind -> type, count, n_elements, n_bytes). One account,
+`parts`, covers both phases: a decode step is one new token per sequence, a prefill many. It counts what must come from
+memory: weights, cache and state. Activations and processor caches are left out: for a file that fits a cache, the bytes
+are an upper bound.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llama_meter.oracle.layers import SCAN_FLOPS
+
+Model = dict[str, Any]
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+            "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
+STATE_BYTES = 4  # llama.cpp keeps recurrent and convolution state in F32
+NO_MATMUL = {"token_embd", "output", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias"}
+PRODUCTS = ("weights of the blocks", "output head")  # the parts that are matrix products
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The machine's limits: bytes per second read, FLOPs per second in the engine's matrix product."""
+
+    read: float
+    matmul: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a forward pass: its computation (FLOPs) and memory traffic (bytes)."""
+
+    name: str
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """Predicted seconds: `low` = max(compute, memory), perfect overlap; `high` = their sum, no overlap."""
+
+    compute: float
+    memory: float
+
+    @property
+    def low(self) -> float:
+        """Time with perfect overlap of compute and memory."""
+        return max(self.compute, self.memory)
+
+    @property
+    def high(self) -> float:
+        """Time with no overlap at all."""
+        return self.compute + self.memory
+
+    @property
+    def bound(self) -> str:
+        """The binding ceiling, "compute" or "memory"."""
+        return "compute" if self.compute > self.memory else "memory"
+
+
+def layers(model: Model) -> tuple[int, int, int]:
+    """Numbers of (Mamba, sliding-window, full-attention) layers."""
+    shape = model["shape"]
+    mamba = model["tensors"].get("ssm_in", {"count": 0})["count"]
+    attention = shape["layers"] - mamba
+    full = attention // shape["window_pattern"] if shape["window"] else attention
+    return mamba, attention - full, full
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights one decode step reads. A tied embedding is read as the head; an untied one is not read."""
+    untied = "output" in model["tensors"]
+    return sum(t["n_bytes"] for kind, t in model["tensors"].items() if not (untied and kind == "token_embd"))
+
+
+def head_bytes(model: Model) -> int:
+    """Bytes of the output head: its own tensor, or the embedding it is tied to."""
+    tensors = model["tensors"]
+    found = tensors.get("output") or tensors.get("token_embd") or {"n_bytes": 0}
+    return int(found["n_bytes"])
+
+
+def kv_bytes_per_token(model: Model, type_kv: str = "f16", type_v: str = "") -> float:
+    """Bytes of keys and values per token and attention layer; `type_v`: the type of values where it differs."""
+    shape = model["shape"]
+    return shape["kv_heads"] * shape["head_dim"] * (KV_BYTES[type_kv] + KV_BYTES[type_v or type_kv])
+
+
+def scan_state_bytes(model: Model) -> int:
+    """Bytes of the scan's state per sequence: d_inner x d_state in every Mamba layer."""
+    return layers(model)[0] * _d_inner(model) * model["shape"]["d_state"] * STATE_BYTES
+
+
+def conv_state_bytes(model: Model) -> int:
+    """Bytes of the convolution's state per sequence: d_inner x (d_conv - 1) in every Mamba layer."""
+    return layers(model)[0] * _d_inner(model) * max(model["shape"]["d_conv"] - 1, 0) * STATE_BYTES
+
+
+def state_bytes(model: Model) -> int:
+    """Bytes of recurrent state per sequence: scan and convolution."""
+    return scan_state_bytes(model) + conv_state_bytes(model)
+
+
+def matmul_weights(model: Model) -> int:
+    """Weights a token is multiplied with in every block: all matrices except embedding and head."""
+    tensors = model["tensors"].items()
+    return sum(t["n_elements"] for kind, t in tensors if kind not in NO_MATMUL and not kind.endswith("_norm"))
+
+
+def head_weights(model: Model) -> int:
+    """Weights of the output head, n_vocab x hidden."""
+    return model["shape"]["vocab"] * model["shape"]["hidden"]
+
+
+def parts(
+    model: Model,
+    n_tokens: int,
+    depth: float = 0,
+    n_seq: int = 1,
+    *,
+    n_ubatch: int = 512,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    together: bool = True,
+) -> list[Part]:
+    """FLOPs and bytes for `n_tokens` new tokens in each of `n_seq` sequences with `depth` tokens before them.
+
+    The head is computed for each sequence's last token. Weights are read once per micro-batch of `n_ubatch` tokens, the
+    head's where one ends a sequence; every micro-batch reads the keys and values before it and reads and writes the
+    states of its sequences. `together`: one stream for all sequences, else one call each. FLOPs: 2 per weight and
+    token; 4 * heads * head_dim per visible key (q.k and p.v, causal, window-limited); scan; convolution.
+    """
+    shape, (mamba, sliding, full) = model["shape"], layers(model)
+    total, pieces = n_seq * n_tokens, -(-n_tokens // n_ubatch)
+    passes = -(-total // n_ubatch) if together else n_seq * pieces
+    ends = {-(-n_tokens * (n + 1) // n_ubatch) for n in range(n_seq)} if together else range(n_seq)
+    window = shape["window"] or depth + n_tokens
+    pairs = full * _pairs(n_tokens, depth, depth + n_tokens) + sliding * _pairs(n_tokens, depth, window)
+    before = [depth + piece * n_ubatch for piece in range(pieces)]
+    read = sum(full * past + sliding * min(past, window) for past in before)
+    per_key = kv_bytes_per_token(model, type_k, type_v)
+    scan = SCAN_FLOPS * mamba * _d_inner(model) * shape["d_state"]
+    row = head_bytes({"tensors": {"token_embd": model["tensors"].get("token_embd")}}) / max(shape["vocab"], 1)
+    head = head_bytes(model)
+    return [
+        Part("weights of the blocks", 2 * matmul_weights(model) * total, passes * (weight_bytes(model) - head)),
+        Part("output head", 2 * head_weights(model) * n_seq, len(ends) * head),
+        Part("embedding rows", 0, total * row),
+        Part("keys and values read", 4 * shape["heads"] * shape["head_dim"] * n_seq * pairs, n_seq * per_key * read),
+        Part("keys and values written", 0, total * per_key * (sliding + full)),
+        Part("scan state", scan * total, 2 * n_seq * pieces * scan_state_bytes(model)),
+        Part("convolution state", 2 * mamba * _d_inner(model) * shape["d_conv"] * total,
+             2 * n_seq * pieces * conv_state_bytes(model)),
+    ]  # fmt: skip
+
+
+def work(account: list[Part]) -> tuple[float, float]:
+    """(FLOPs, bytes) of all parts together."""
+    return sum(part.flops for part in account), sum(part.bytes for part in account)
+
+
+def _pairs(n_tokens: int, depth: float, window: float) -> float:
+    """Visible (query, key) pairs of `n_tokens` queries after `depth` tokens, each seeing `window` keys at most."""
+    growing = min(max(window - depth, 0), n_tokens)
+    return growing * depth + growing * (growing + 1) / 2 + (n_tokens - growing) * window
+
+
+def _d_inner(model: Model) -> int:
+    return int(model["shape"]["mamba_heads"] * model["shape"]["mamba_head_dim"])
+
+
+def decode_bytes(model: Model, depth: float, n_seq: int = 1) -> float:
+    """Bytes one decode step moves: weights + n_seq * (KV read at `depth` + KV written + state read and written).
+
+    The embedding rows, a few kilobytes, are left out.
+    """
+    account = parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1))
+    return work([part for part in account if part.name != "embedding rows"])[1]
+
+
+def decode_flops(model: Model, depth: float, n_seq: int = 1) -> float:
+    """FLOPs of one decode step of `n_seq` sequences at `depth`."""
+    return work(parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1)))[0]
+
+
+def prefill_flops(model: Model, n_tokens: int) -> float:
+    """FLOPs of one prompt from an empty context, the head for its last token only."""
+    return work(parts(model, n_tokens))[0]
+
+
+def prefill_bytes(model: Model, n_tokens: int) -> float:
+    """Bytes one prefill moves: the blocks' weights once per micro-batch, the head once, cache and state."""
+    return work(parts(model, n_tokens))[1]
+
+
+def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
+    """Predicted seconds for a number of FLOPs and bytes."""
+    return Band(flops / ceilings.matmul, moved / ceilings.read)
+
+
+def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings) -> Band:
+    """Predicted seconds of a prefill."""
+    return band(prefill_flops(model, n_tokens), prefill_bytes(model, n_tokens), ceilings)
+
+
+def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:
+    """Predicted seconds of one decode step."""
+    return band(decode_flops(model, depth, n_seq), decode_bytes(model, depth, n_seq), ceilings)
+
+
+def miss(measured: float, low: float, high: float) -> float:
+    """Ratio of the measured time to the nearest edge of the band; 1 inside it."""
+    return measured / high if measured > high else measured / low if measured < low else 1.0

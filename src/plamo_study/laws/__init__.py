@@ -1,0 +1,1 @@
+"""What a study computes with its frames: laws, predictions, forecasts."""

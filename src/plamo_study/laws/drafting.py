@@ -1,0 +1,304 @@
+"""Cost of a round of speculation by its number of accepted tokens, and the resulting speeds: frames in, estimates
+out.
+
+A round generates the accepted tokens and one more. With k drafted, each right with probability a given that those
+before it are, n are accepted with probability a^n (1 - a), all k with a^k. So a process that measured rounds with every
+n gives the speed at any a.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import optimize
+
+from llama_meter import stats
+from llama_meter.cells import TERMS
+from plamo_study.read.usable import usable
+from plamo_study.stats.estimates import NS, events
+
+CELL = [
+    "model",
+    "dtype",
+    "file",
+    "n_prompt",
+    "n_seq",
+    "n_draft",
+    "how",
+    "label",
+    "accepts",
+    "text",
+    "draft",
+    "draft_dtype",
+]
+CELL += ["temperature"]
+PROCESS = ["build", "block", "machine", "verdict", "key"]
+SPEED = ["build", "model", "file", "n_prompt", "n_seq", "n_draft", "how"]
+RATES = np.linspace(0, 1, 101)
+LAW = 0.10  # largest relative error of a round's predicted sum
+NATIVE, PART = "tokens removed", "part put back"
+WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
+
+
+def processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per process, in seconds: CELL, PROCESS; `tokens` generated in `seconds`; `rate`, tokens per second of all
+    sequences; `taken`, accepted over drafted; `rounds`, each round; `series` and `checks` as recorded. `how`: the way
+    that the engine really used. `plain`: seconds per step of plain decode of all sequences, on the same loaded
+    weights."""
+    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
+    found = found[found["n_draft"] > 0]
+    entries = []
+    for row in found.itertuples():
+        rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
+        tokens, drafted, plain = float(row.checks["tokens"]), sum(row.series["drafted"]), row.series["plain ns"]
+        entry = {name: getattr(row, name) for name in (*CELL, *PROCESS) if name not in ("file", "how")}
+        entry |= {
+            "file": f"{row.model} {row.dtype}",
+            "how": _how(row),
+            "tokens": tokens,
+            "seconds": sum(rounds),
+            "rate": tokens / sum(rounds),
+        }
+        entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
+        entry |= {"plain": median(plain) / NS, "plain_rate": row.n_seq * len(plain) * NS / sum(plain)}
+        entries.append(entry | {"series": row.series, "checks": row.checks})
+    columns = [*CELL, *PROCESS, "tokens", "seconds", "rate", "taken", "plain", "plain_rate"]
+    return pd.DataFrame(entries, columns=[*columns, "rounds", "series", "checks"])
+
+
+def measures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Processes in the form for `estimate` and `compare`, one row per metric: CELL, PROCESS, `usable`, `metric` and
+    `value`.
+
+    Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
+    "accepted", share of drafted tokens; "right", the same of drafted tokens after right ones only, the acceptance of
+    the curves; "given", tokens per round; "drafts", share of rounds with a draft; "drafting", share of time spent on
+    drafting. Shares are missing where nothing was drafted.
+    """
+    found = processes(rows)
+    if found.empty:
+        return pd.DataFrame(columns=[*CELL, *PROCESS, "usable", "metric", "value"])
+    counted, known = found["series"], set(usable(rows)["key"])
+    found = found[[*CELL, *PROCESS]].assign(
+        usable=found["key"].isin(known),
+        rate=found["rate"],
+        plain=found["plain_rate"],
+        accepted=found["taken"],
+        right=counted.map(_right),
+        given=found["tokens"] / found["rounds"].map(len),
+        drafts=counted.map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))),
+        drafting=counted.map(lambda series: sum(series["draft"]) / NS) / found["seconds"],
+    )
+    metrics = ["rate", "plain", "accepted", "right", "given", "drafts", "drafting"]
+    return found.melt([*CELL, *PROCESS, "usable"], metrics, var_name="metric")
+
+
+def _right(series: dict[str, list[float]]) -> float:
+    """Share of right tokens among the drafted tokens that follow right ones only."""
+    accepted, drafted = np.array(series["accepted"]), np.array(series["drafted"])
+    reached = accepted.sum() + (accepted < drafted).sum()
+    return float(accepted.sum() / reached) if reached else np.nan
+
+
+def _how(row: Any) -> str:
+    if row.back == "tail":
+        return NATIVE if row.checks["removes"] else PART
+    return WORDS[row.back]
+
+
+def probabilities(a: np.ndarray, k: int) -> np.ndarray:
+    """Probabilities that 0 to k tokens of a draft are accepted, (k + 1, len(a))."""
+    n = np.arange(k + 1)[:, None]
+    return np.where(n < k, a**n * (1 - a), a**k)
+
+
+def tokens(a: np.ndarray, k: int) -> np.ndarray:
+    """Mean tokens of a round, (len(a),): the accepted ones and one more."""
+    return np.asarray(((np.arange(k + 1) + 1)[:, None] * probabilities(a, k)).sum(axis=0))
+
+
+def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
+    """Mean seconds of a round at acceptances `a`, (len(a),), from a process with every number of right tokens.
+
+    One sequence: the median round by number of accepted tokens. Several sequences, whose numbers differ in every round:
+    the median round if tokens are removed at no cost; else non-negative least squares on the number of sequences taken
+    back and on the tokens that these evaluated again.
+    """
+    k, n_seq = int(process.n_draft), int(process.n_seq)
+    accepted = np.array(process.series["accepted"]).reshape(-1, n_seq)
+    seconds = np.array(process.rounds)
+    likely = probabilities(a, k)
+    if n_seq == 1:
+        by_number = [np.median(seconds[accepted[:, 0] == n]) for n in range(k + 1)]
+        return np.asarray(np.array(by_number) @ likely)
+    if process.how == NATIVE:
+        return np.full(len(a), np.median(seconds))
+    back = accepted < k
+    facts = np.column_stack([np.ones(len(seconds)), back.sum(axis=1), ((accepted + 1) * back).sum(axis=1)])
+    base, each, again = optimize.nnls(facts, seconds)[0]
+    n = np.arange(k)[:, None]
+    return np.asarray(base + n_seq * ((each + again * (n + 1)) * likely[:k]).sum(axis=0))
+
+
+def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
+    """Speed over plain decode of the same process at RATES, by block: SPEED, `blocks` and `ratios`, (len(RATES),
+    blocks)."""
+    right = processes(usable(rows))
+    right = right[(right["text"] == "") & (right["label"] == "even")]
+    entries = []
+    for key, group in right.groupby(SPEED, sort=False):
+        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
+        last = group.drop_duplicates("block", keep="last")
+        given = tokens(RATES, entry["n_draft"])
+        columns = [given * process.plain / round_seconds(process, RATES) for process in last.itertuples()]
+        if len(columns) > 1:
+            entry |= {"machine": last["machine"].iloc[0], "blocks": last["block"].tolist()}
+            entries.append(entry | {"ratios": np.array(columns).T})
+    return pd.DataFrame(entries, columns=[*SPEED, "machine", "blocks", "ratios"])
+
+
+def curves(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """`speed_ups` as one row per cell and acceptance: SPEED, `accepts` and `speed`, relative to plain decode."""
+    entries = []
+    for row in ups.to_dict("records"):
+        for rate in rates:
+            column = row["ratios"][_at(rate)]
+            entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
+    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
+
+
+def by_block(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """`curves` by block, for pairing: SPEED, `accepts`, `block`, `machine` and `value`, relative to plain decode."""
+    entries = []
+    for row in ups.to_dict("records"):
+        for rate in rates:
+            cell = {name: row[name] for name in SPEED} | {"accepts": rate, "machine": row["machine"]}
+            speeds = zip(row["blocks"], row["ratios"][_at(rate)], strict=True)
+            entries += [cell | {"block": block, "value": float(value)} for block, value in speeds]
+    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "machine", "block", "value"])
+
+
+def _at(accepts: float) -> int:
+    """Index of the nearest acceptance in RATES."""
+    return int(np.abs(RATES - accepts).argmin())
+
+
+def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
+    """Estimate from paired ratios, one per block."""
+    return stats.ratio(ratios.tolist(), [1.0] * len(ratios))
+
+
+def break_even(ups: pd.DataFrame) -> pd.DataFrame:
+    """`speed_ups` as one row per cell: SPEED, `from`, the acceptance above which drafting beats plain decode, `pays`.
+
+    `pays`: "from" that acceptance on, "always", "never", or "inconclusive" if the interval leaves it open.
+    """
+    entries = []
+    for row in ups.to_dict("records"):
+        ratios = row["ratios"]
+        lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
+        crossed = _crossed(ratios)
+        pays = "inconclusive" if np.isnan(crossed.value) or (crossed.low == 0 and crossed.high == 1) else "from"
+        pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
+        entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
+    return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
+
+
+def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
+    """Acceptance above which drafting is faster than plain decode."""
+    crossed = stats.crossing(RATES.tolist(), ratios, among=among)
+    return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
+
+
+def rounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every round of one sequence against the sum of its terms, each timed alone in the same process: SPEED, `block`,
+    `machine`, `accepted`, `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls with a graph
+    other than the last call's).
+
+    promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
+    engine reuses its graph for a call of the same length as the last; else its cost is that among other lengths.
+    """
+    names = ("accepted", "promised", "measured", "drawn")
+    found = events(_taken_apart(rows), (*SPEED, "block", "machine"), _rounds, *names)
+    return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
+
+
+def _rounds(process: Any) -> Iterator[dict[str, Any]]:
+    alone, last, k = parts(process), 0, int(process.n_draft)
+    for draft, accepted, measured in zip(
+        process.series["draft"], process.series["accepted"], process.rounds, strict=True
+    ):
+        n, calls = int(accepted), [k + 1]
+        calls += [n + 1] if n < k and process.how != NATIVE else []
+        drawn = [before != length for before, length in zip([last, *calls], calls, strict=False)]
+        promised = draft / NS + alone["save"] + (alone["restore"] if n < k else 0)
+        promised += sum(alone["fresh" if new else "kept"][length] for new, length in zip(drawn, calls, strict=True))
+        last = calls[-1]
+        yield {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
+
+
+def _taken_apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """Usable `processes` that timed the parts of a round alone."""
+    right = processes(usable(rows))
+    return right[right["series"].map(lambda series: bool(series.get("columns")))]
+
+
+def parts(process: Any) -> dict[str, Any]:
+    """Seconds of a round's parts, timed alone: calls by number of tokens, `kept` after one of equal length and `fresh`
+    after one of another length; `save`; `restore`."""
+    series = process.series
+    names = {"kept": "column ns", "fresh": "fresh ns"}
+    calls = {
+        name: (pd.Series(series[ns]).groupby(series["columns"]).median() / NS).to_dict() for name, ns in names.items()
+    }
+    found = {name: median(series[f"{name} ns"]) / NS if series[f"{name} ns"] else 0.0 for name in ("save", "restore")}
+    return {**calls, **found}
+
+
+def calls(rows: pd.DataFrame) -> pd.DataFrame:
+    """Calls of one sequence timed alone, one row per process, length and kind: SPEED, `label`, `block`, `machine`,
+    `n_tokens`, `after` ("as long" or "another": the call before) and `value`, seconds."""
+    return events(_taken_apart(rows), (*SPEED, "label", "block", "machine"), _alone, "n_tokens", "after", "value")
+
+
+def _alone(process: Any) -> Iterator[dict[str, Any]]:
+    timed = parts(process)
+    for name, after in (("kept", "as long"), ("fresh", "another")):
+        for n, value in timed[name].items():
+            yield {"n_tokens": int(n), "after": after, "value": value}
+
+
+def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
+    """Time of a round's parts at an acceptance: SPEED; for each of TERMS and `round`, seconds over processes; `tax`,
+    the share spent on taking drafts back (save, restore and replay)."""
+    right = processes(usable(rows))
+    right = right[(right["label"] == "even") & (right["n_seq"] == 1)]
+    entries = []
+    for key, group in right.groupby(SPEED, sort=False):
+        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
+        lines = pd.DataFrame([_terms(process, accepts) for process in group.itertuples()])
+        entry |= {name: _middle(lines[name].tolist()) for name in TERMS}
+        spent = lines[list(TERMS)].sum(axis=1)
+        tax = lines[["save", "restore", "replay"]].sum(axis=1)
+        entries.append(entry | {"round": stats.median(spent.tolist()), "tax": _middle((tax / spent).tolist())})
+    return pd.DataFrame(entries, columns=[*SPEED, *TERMS, "round", "tax"])
+
+
+def _middle(values: list[float]) -> stats.Estimate | None:
+    """Estimate of the median; None if all values are 0."""
+    return stats.median(values) if any(values) else None
+
+
+def _terms(process: Any, accepts: float) -> dict[str, float]:
+    """Seconds of each term in a round, weighted by the probability of each number of accepted tokens."""
+    likely = probabilities(np.array([accepts]), int(process.n_draft))[:, 0]
+    accepted = np.array(process.series["accepted"])
+    found = {}
+    for term in TERMS:
+        ns = np.array(process.series[term])
+        by_number = np.array([np.median(ns[accepted == n]) for n in range(len(likely))])
+        found[term] = float(likely @ by_number) / NS
+    return found

@@ -1,0 +1,127 @@
+"""Number of machines that a load needs: days of requests shared out among simulated machines with measured calls.
+
+Once requests are shared out, machines are independent. So all requests are shared out among all machines, but only a
+random sample of the machines is simulated and represents the others. Ten thousand machines cost little more than
+one.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from llama_meter.cells import Fleet
+from llama_meter.errors import StudyError
+from llama_meter.journal import LOCAL, REFERENCE, journal_path
+from llama_meter.rows import Measured
+from llama_meter.simulate import clock, policies, traffic
+from llama_meter.simulate.clock import Simulated
+from llama_meter.simulate.loop import Load, Served, serve
+from llama_meter.simulate.steps import StepModel
+from plamo_study.laws import observed, simulations
+from plamo_study.plans.scheduling import CALLS, WELL, digest
+from plamo_study.read import scheduling
+from plamo_study.read.recording import read
+
+SAMPLE = 40  # machine-days simulated of every load
+MOST, HALVINGS = 64.0, 7  # most machines tried, relative to those that just keep up; steps of the search
+Figures = dict[str, float]
+
+
+def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Find the fewest machines, once per repetition of the cell, each time with other requests.
+
+    Series, one number per trial: `repetition`; `machines`, relative to those that just keep up; `well`,
+    the share of the simulated requests that were served in time; `ttft_p99` and `itl_p99` (s). Valid where every
+    request went to one machine and has all of its tokens.
+
+    Raises
+    ------
+    StudyError
+        The journal that the cell names is missing.
+
+    """
+    stage("fit")
+    seen = observed.of_rows(measured_calls(cell))
+    known = {name.removesuffix("*"): model for name, model in observed.fitted(seen).items()}
+    typical = observed.typical(seen)
+    began, tried, complete = time.monotonic(), [], []
+    for repetition in range(cell.repetitions):
+        stage(f"repetition {repetition}")
+        days = Days(cell, known[cell.model], typical, repetition)
+        tried += [{"repetition": float(repetition)} | figures for figures in fewest(days.served)]
+        complete.append(days.complete)
+    series = {name: [figures[name] for figures in tried] for name in tried[0]}
+    checks = {"complete": all(complete), "seconds": time.monotonic() - began}
+    return Measured(checks=checks, series=series, valid=all(complete))
+
+
+def measured_calls(cell: Fleet) -> pd.DataFrame:
+    """Rows of calls that a fleet's simulation is fitted on; StudyError if no journal here has the cell's SHA-256."""
+    for source, place in (("live", LOCAL), ("recorded", REFERENCE)):
+        same = digest(journal_path(CALLS, cell.scale, place)) == cell.rows_sha256
+        if same and (found := read(CALLS, source, cell.scale)):
+            return found.rows
+    why = "the rows that this fleet is simulated by are not here"
+    raise StudyError(f"{CALLS} at {cell.scale}", why, f"plamo-study measure {CALLS} --scale {cell.scale}")
+
+
+def fewest(served: Callable[[float], Figures]) -> Iterator[Figures]:
+    """Trials of a bisection (in the logarithm) for the fewest machines that serve WELL of all requests in time.
+    A single trial if even MOST times the machines that keep up are not enough."""
+    found = served(MOST)
+    yield found
+    low, high = 0.0, float(np.log2(MOST))
+    for _ in range(HALVINGS if found["well"] >= WELL else 0):
+        middle = (low + high) / 2
+        found = served(float(2**middle))
+        yield found
+        low, high = (low, middle) if found["well"] >= WELL else (middle, high)
+
+
+class Days:
+    """Requests of some days for a fleet, drawn once. More machines mean the same requests further apart.
+
+    `complete`: whether, so far, every request went to one machine and those simulated got all of their tokens.
+    """
+
+    def __init__(self, cell: Fleet, model: StepModel, typical: Load, seed: int):
+        self.cell, self.model, self.complete = cell, model, True
+        n, many = cell.n_machines, -(-SAMPLE // cell.n_machines)
+        rate = simulations.capacity(typical, model, cell.n_seq)
+        asked = (simulations.at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
+        self.days = [traffic.shaped(load, cell.pattern) for load in asked]
+        self.each = 1 / rate / float(np.mean(typical.prompt))  # s of work per prompt token
+        draw = np.random.default_rng([cell.seed, seed])
+        self.drawn = [draw.choice(n, min(n, SAMPLE), replace=False).tolist() for _ in range(many)]
+
+    def served(self, machines: float) -> Figures:
+        """Figures of the simulated machines, with `machines` times as many as just keep up."""
+        found: list[Served] = []
+        for load, drawn in zip(self.days, self.drawn, strict=True):
+            asked = replace(load, arrives=(np.array(load.arrives) * machines).tolist())
+            shares = self._shares(asked)
+            self.complete &= sum(map(len, shares)) == len(asked)
+            for seed, machine in enumerate(drawn):
+                if own := shares[machine]:
+                    alone, rule = Simulated(self.model, seed), policies.named(self.cell.rule)
+                    found.append(serve(clock.chosen(asked, own), rule, alone, self.cell.n_seq))
+        self.complete &= all(each.written == sum(each.load.output) for each in found)
+        names = ("ttft", "tpot", "gaps", "weights")
+        ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
+        waits = scheduling.waits(ttft, (gaps[0], gaps[1]))
+        well = float(scheduling.in_time(ttft, tpot, found[0].load.within).mean())
+        return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
+
+    def _shares(self, asked: Load) -> Sequence[Sequence[int]]:
+        """Indices of each machine's requests."""
+        if self.cell.balance == "round robin":
+            return clock.round_robin(asked, self.cell.n_machines)
+        work = (np.array(asked.prompt) * self.each).tolist()
+        return clock.least_work(asked, self.cell.n_machines, work)
+
+
+RUNS = {Fleet: run}  # not in workload.py: fitting needs pandas, which no other cell should wait for

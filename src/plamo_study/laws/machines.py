@@ -1,0 +1,157 @@
+"""The same passes on pairs of machines: the input of notebook 13's forecasts of one machine's times from another's.
+
+Each time comes with what a forecast can start from: the bytes per second that the machine reads, and the roof, the time
+that the nearer of its two measured ceilings allows.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from llama_meter import journal, paths
+from llama_meter.errors import StudyError
+from llama_meter.journal import LOCAL, OTHERS, REFERENCE
+from llama_meter.measure.identity import renewed
+from llama_meter.measure.plan import check_scale
+from plamo_study.arithmetic import every_cell
+from plamo_study.laws.passes import STOCK
+from plamo_study.read import processors, recording
+from plamo_study.read.recording import (
+    ONE_MACHINE_S,
+    as_released,
+    by_machine,
+    check_device,
+    check_source,
+    guests,
+    of_device,
+)
+
+SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
+PASS = ["model", "dtype", "phase", "tokens", "n_seq", "policy", "type_k", "type_v", "attention"]
+MACHINE = ["machine", "chip"]
+ON_GPU = " GPU"  # behind a machine's id
+Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
+
+
+def recordings(source: str, scale: str, device: str = "auto") -> Studies:
+    """The rows of every machine: the tracked ones, and where `source` is live also those measured or added here.
+
+    A recording for each journal and machine; the released engine has one name, also with CUDA. `device`: which of the
+    rows measured or added here, as for `of_device`.
+    StudyError for an unknown source, scale or device, or where there are none.
+    """
+    check_source(source)
+    check_scale(scale)
+    check_device(device)
+    tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
+    found = [each for each in _of(tracked, scale) if each[0] not in ONE_MACHINE_S]
+    if source == "live":
+        found += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
+    if not found:
+        raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
+    shown = {name: facts[name] for _, rows, facts in found for name in rows["machine"].unique()}
+    (named,) = processors.told_apart(shown)
+    return [(study, rows, facts | {name: named[name] for name in facts.keys() & named}) for study, rows, facts in found]
+
+
+def _of(
+    folders: list[Any], scale: str, device: str = "auto"
+) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
+        records, study = renewed(journal.read(path)), path.name.partition(".")[0]
+        for rows in by_machine(records).values():
+            if own := of_device(rows, device):
+                found = recording.of_rows(own, records, study, "recorded", scale)
+                yield study, as_released(found.rows), found.facts
+
+
+def passes(studies: Studies) -> pd.DataFrame:
+    """Every usable pass of the engine as released, with all threads, on every machine that measured its ceilings.
+
+    MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `share` of the roof, and the
+    ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
+    StudyError if no pass has measured ceilings.
+    """
+    found, _ = every_cell.cells(studies)
+    if found.empty:
+        raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
+    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")])
+    found = found.loc[(found["phase"] != found["workload"]).sort_values(kind="stable").index]  # own cells come first
+    most = found.groupby("machine")["n_threads"].transform("max")
+    found = found[found["n_threads"] == most]
+    # "auto" chooses flash attention on every backend that was run here, so the two are one kind
+    found = found.assign(attention=found["flash_attn"].replace("auto", "on"))
+    found = found.assign(read=found.groupby("machine")["read"].transform("max"), least=found["read"])
+    found = found.assign(compute=found.groupby(["machine", "dtype"])["compute"].transform("max"))
+    found = found.assign(low=np.maximum(found["bytes"] / found["read"], found["flops"] / found["compute"]))
+    found = found.assign(share=found["low"] / found["measured"].map(lambda took: took.value))
+    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read", "least"]]
+
+
+def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
+    """The facts of every machine, by its id."""
+    return {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+
+
+def _apart(found: pd.DataFrame) -> pd.DataFrame:
+    """Treat a machine's GPU as a separate machine: it has other ceilings."""
+    return found.assign(machine=found["machine"].where(found["n_gpu_layers"] == 0, found["machine"] + ON_GPU))
+
+
+def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
+    """Per machine: MACHINE, `cores` (a GPU's: none), `memory` (bytes; a GPU's own), `os`, its ceilings `read` (B/s;
+    `least`: the best of the study that read slowest) and `compute` (FLOP/s) for weights of the commonest type,
+    `balance` (FLOP a byte), `passes`, and `share`, their median share."""
+    facts = facts_of(studies)
+    usual = found["dtype"].mode().iloc[0]
+    entries = []
+    for (machine, chip), group in found.groupby(MACHINE, sort=False):
+        fact = facts[str(machine).removesuffix(ON_GPU)]
+        read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
+        board = fact["gpus"][0] if str(machine).endswith(ON_GPU) else None
+        cores, memory = None if board else fact["performance_cores"], (board or fact)["memory_bytes"]
+        entry = {"machine": machine, "chip": chip, "cores": cores, "memory": memory}
+        entry |= {"os": fact["os"], "read": read, "least": group["least"].min(), "compute": compute}
+        entry |= {"balance": compute / read, "passes": len(group), "share": float(group["share"].median())}
+        entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
+    """Pairs of lines for the same pass on two machines, nearest depths first; a pass that several cells timed counts
+    once, by the first of its lines."""
+    for _, group in found.groupby(PASS, sort=False):
+        by_machine = {machine: own for machine, own in group.groupby("machine", sort=False)}
+        for known, asked in combinations(by_machine, 2):
+            yield from _nearest(by_machine[known], by_machine[asked])
+
+
+def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
+    every = product((line for _, line in known.iterrows()), asked.itertuples())
+    taken: list[tuple[float, float]] = []
+    for mine, line in sorted(every, key=lambda pair: abs(pair[0]["depth"] - pair[1].depth)):
+        near, depths = max(SAME_DEPTH, SAME_SHARE * line.depth), (mine["depth"], line.depth)
+        again = any(abs(depth - other) <= near for pair in taken for depth, other in zip(depths, pair, strict=True))
+        if abs(depths[0] - depths[1]) <= near and not again:
+            taken.append(depths)
+            yield mine, line
+
+
+def pairs(found: pd.DataFrame) -> pd.DataFrame:
+    """Every pass that two machines ran, one line per pair: the input of a forecast.
+
+    PASS and `depth` (of the second); the chips `known` (forecast from) and `asked` (forecast for); and of each, as
+    `..._known` and `..._asked`: `took` (estimate, s), `roof` (s), `read` (B/s), `share`.
+    """
+    entries = []
+    for known, asked in common(found):
+        entry = {name: known[name] for name in PASS} | {"depth": asked.depth}
+        for side, line in (("known", known), ("asked", asked._asdict())):
+            entry |= {side: line["chip"], f"took_{side}": line["measured"], f"roof_{side}": line["low"]}
+            entry |= {f"read_{side}": line["read"], f"share_{side}": line["share"]}
+        entries.append(entry)
+    sides = [f"{name}_{side}" for side in ("known", "asked") for name in ("took", "roof", "read", "share")]
+    return pd.DataFrame(entries, columns=[*PASS, "depth", "known", "asked", *sides])

@@ -1,0 +1,148 @@
+"""Quality rows to a table: what each quantized file loses against its reference, with intervals clustered by chunk.
+
+Perplexity, KL divergence with its percentiles, same top and RMS Δp are defined as in llama-perplexity; bits per byte,
+loops, intervals and tests are ours. This module draws nothing and reads no file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from llama_meter.stats import Estimate
+from llama_meter.workloads.divergence import GRID, QUANTILES
+from plamo_study.stats import clustered
+from plamo_study.stats.clustered import mapped, ratio_of_sums
+
+LEVEL = 0.05  # false-discovery rate
+NAN = float("nan")
+UNKNOWN = Estimate(NAN, NAN, NAN, 0)
+DISTANCES = ("ppl_ratio", "kld", "same_top", "dp", "rms_dp", *(f"kld_{100 * q:g}" for q in QUANTILES))
+COLUMNS = ["model", "text", "file", "file_bytes", "valid", "not_finite", "perplexity", "bits_per_byte", *DISTANCES,
+           "p", "detectable", "loops", "loops_p"]  # fmt: skip
+PAIRED = ["model", "a", "b", "kld_saved", "share", "p", "detectable"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One model's files on one text: series by name (workload.py), the reference's name, bytes per file."""
+
+    model: str
+    text: str
+    reference: str
+    series: dict[str, list[float]]
+    file_bytes: dict[str, float]
+
+    def of(self, what: str, name: str) -> np.ndarray:
+        """A file's series, one number per chunk."""
+        return np.asarray(self.series[f"{what}/{name}"], float)
+
+    def finite(self, name: str) -> bool:
+        """Whether every scored token of a file had finite logits."""
+        return not self.of("not_finite", name).any()
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens scored per chunk."""
+        return np.asarray(self.series["tokens"], float)
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per model, text and file, the reference first.
+
+    Columns: model, text, file, file_bytes, valid (all logits finite), not_finite (tokens); as `Estimate`s perplexity,
+    bits_per_byte, ppl_ratio (over the reference's), kld, kld_50, kld_90, kld_99, kld_99.9 (nats), same_top, dp, rms_dp
+    (fractions), loops (share of greedy continuations); p and p_adjusted (null: perplexity equals the reference's),
+    detectable (smallest ppl_ratio - 1 found in four of five such texts), loops_p_adjusted. Values that are undefined,
+    for an invalid file or for the reference against itself, are NaN. No lines if no row is usable.
+    """
+    lines = [_line(found, name) for found in evaluated(rows) for name in found.file_bytes]
+    found = pd.DataFrame(lines, columns=COLUMNS)
+    for name in ("p", "loops_p"):
+        found[f"{name}_adjusted"] = clustered.adjusted(found[name].tolist())
+    return found.drop(columns="loops_p")
+
+
+def evaluated(rows: pd.DataFrame) -> list[Evaluated]:
+    """Usable quality rows by model and text; rows of one model with different candidates are merged."""
+    good = rows[(rows["workload"] == "quality") & (rows["status"] == "ok") & (rows["verdict"] != "invalid")]
+    found = []
+    for (model, text), group in good.groupby(["model", "text"], sort=True):
+        series: dict[str, list[float]] = {}
+        sizes: dict[str, float] = {}
+        for row in group.itertuples():
+            series |= row.series
+            sizes |= dict(zip((row.dtype, *row.candidates), row.series["file_bytes"], strict=True))
+        found.append(Evaluated(model, text, str(group["dtype"].iloc[0]), series, sizes))
+    return found
+
+
+def pairs(rows: pd.DataFrame, wanted: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
+    """Pairs (model, a, b) of candidates, chunk by chunk: is b closer to the reference than a?
+
+    Columns: model, a, b, kld_saved (mean KLD of a less that of b, nats, `Estimate`), share (of a's KLD), p, p_adjusted
+    (over the pairs given), detectable (nats), closer (p_adjusted < 5 % and kld_saved > 0).
+    """
+    known = {found.model: found for found in evaluated(rows)}
+    lines = [_pair(known[model], a, b) for model, a, b in wanted]
+    found = pd.DataFrame(lines, columns=PAIRED)
+    found["p_adjusted"] = clustered.adjusted(found["p"].tolist())
+    found["closer"] = (found["p_adjusted"] < LEVEL) & found["kld_saved"].map(lambda saved: saved.value > 0)
+    return found
+
+
+def _line(found: Evaluated, name: str) -> dict[str, Any]:
+    valid = found.finite(name)
+    line: dict[str, Any] = {"model": found.model, "text": found.text, "file": name}
+    line |= {"file_bytes": found.file_bytes[name], "valid": valid}
+    line["not_finite"] = int(found.of("not_finite", name).sum())
+    nll = found.of("nll", name)
+    line["perplexity"] = mapped(ratio_of_sums(nll, found.tokens), _exp) if valid else UNKNOWN
+    in_bits = nll / np.log(2)
+    line["bits_per_byte"] = ratio_of_sums(in_bits, found.series["bytes"]) if valid else UNKNOWN
+    return line | _against_reference(found, name, valid) | _loops(found, name, valid)
+
+
+def _against_reference(found: Evaluated, name: str, valid: bool) -> dict[str, Any]:
+    if name == found.reference or not valid or not found.finite(found.reference):
+        return dict.fromkeys(DISTANCES, UNKNOWN) | {"p": NAN, "detectable": NAN}
+    tokens = found.tokens
+    more = found.of("nll", name) - found.of("nll", found.reference)
+    values: dict[str, Any] = {
+        "ppl_ratio": mapped(ratio_of_sums(more, tokens), _exp),
+        "rms_dp": mapped(ratio_of_sums(found.of("dp2", name), tokens), lambda square: float(np.sqrt(square))),
+    }
+    values |= {what: ratio_of_sums(found.of(what, name), tokens) for what in ("kld", "same_top", "dp")}
+    for q in QUANTILES:
+        below, at = found.of(f"below/{name}", str(q)), found.series[f"quantiles/{name}"]
+        values[f"kld_{100 * q:g}"] = clustered.quantile(q, below, tokens, GRID, at)
+    per_token = more / tokens
+    return values | {"p": clustered.p_value(per_token), "detectable": _exp(clustered.detectable(per_token)) - 1}
+
+
+def _loops(found: Evaluated, name: str, valid: bool) -> dict[str, Any]:
+    if f"loop/{name}" not in found.series or not valid:
+        return {"loops": UNKNOWN, "loops_p": NAN}
+    looped, of_reference = found.of("loop", name) > 0, found.of("loop", found.reference) > 0
+    p = clustered.paired_rates(looped.tolist(), of_reference.tolist()) if name != found.reference else NAN
+    return {"loops": clustered.rate(int(looped.sum()), len(looped)), "loops_p": p}
+
+
+def _pair(found: Evaluated, a: str, b: str) -> dict[str, Any]:
+    saved = found.of("kld", a) - found.of("kld", b)
+    per_token = saved / found.tokens
+    return {
+        "model": found.model,
+        "a": a,
+        "b": b,
+        "kld_saved": ratio_of_sums(saved, found.tokens),
+        "share": ratio_of_sums(saved, found.of("kld", a)),
+        "p": clustered.p_value(per_token),
+        "detectable": clustered.detectable(per_token),
+    }
+
+
+def _exp(value: float) -> float:
+    return float(np.exp(value))

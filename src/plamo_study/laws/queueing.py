@@ -1,0 +1,178 @@
+"""Predictions of live loads: every load from the others, by each of WAYS.
+
+Simulation; a replay by two constants; the measurement at the nearest load; queueing theory. The same again with the
+pace of each process given (PACED), because a virtual machine's pace varies. Frames in, estimates out. A process is one
+number. Simulation and replay serve the same requests at the same times as the engine.
+"""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from llama_meter import stats
+from llama_meter.cells import SERVER, SPLIT
+from llama_meter.errors import StudyError
+from llama_meter.simulate.steps import StepModel
+from plamo_study.laws import observed
+from plamo_study.laws.observed import Observed
+from plamo_study.laws.simulations import SEEDS, Seconds, disaggregated, seeds, simulated, theory
+from plamo_study.read.scheduling import METRICS, load_of
+
+LOADED = ["model", "per_second", "rule"]
+WAYS = ("simulation", "replay", "nearest load", "theory")
+PACED = tuple(f"{way}, paced" for way in WAYS if way != "replay")
+
+
+def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of each load without its own data: one row per model, load, policy, metric of METRICS and `way`.
+
+    `measured`: LOADED, `block`, `metric` and `value`, one process and metric a line. Theory and replay do not cover the
+    split engine, which is two servers in series, and nothing is paced whose calls are unknown. `among`: whether
+    policies are compared at the load. `asked`: whether the load is "between" known ones or "beyond" them. `predicted`;
+    `measured`, over processes; `ratio`, predicted over measured, None if either is missing. `refused`: why the
+    simulation gave no prediction.
+    """
+    entries = []
+    used = seen.traffic.drop_duplicates(["model", "per_second", "label"])
+    first = {(row.model, row.per_second, row.label): row for row in used.itertuples()}
+    taken = measured[measured["metric"].isin(METRICS) & (measured["rule"] != SERVER)]
+    taken = taken.pivot(index=[*LOADED, "block"], columns="metric", values="value").reindex(columns=METRICS)
+    taken = taken.reset_index().set_index("block")
+    at = set(seen.loads)
+    unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
+    fits = {without: observed.fitted(seen, without) for without in set(unknown.values())}
+    paces = {without: observed.paced(seen, known, without) for without, known in fits.items()}
+    for key, group in taken.groupby(LOADED, sort=True):
+        model, per_second, rule = key
+        row, without = first[key], unknown[per_second]
+        load, slots, fit = load_of(row), int(row.n_seq), fits[without].get(model)
+        others = taken[(taken["model"] == model) & (taken["rule"] == rule)]
+        others = others[others["per_second"].isin(at - {per_second})]
+        told = dict(zip(LOADED, key, strict=True)) | {"among": per_second in at}
+        told |= {"asked": _asked(per_second, set(others["per_second"]))}
+        ways: dict[str, Any] = {}
+        try:
+            ways["simulation"] = (
+                _split(seen, row, without) if rule == SPLIT else simulated(load, rule, _known(fit), slots)
+            )
+            if rule != SPLIT:
+                ways["replay"] = simulated(load, rule, _known(fit).untuned(), slots, 1)
+                ways["theory"] = theory(load, per_second, rule, _known(fit), slots)
+                ways |= _paced(row, others, *paces[without])
+            why = ""
+        except StudyError as error:
+            why = f"{error.what}: {error.why}"
+        ways["nearest load"] = nearest(others, per_second)
+        by_block = group[METRICS].to_dict()
+        middle = {name: stats.median(list(by_block[name].values())) for name in METRICS}
+        for way, name in product((*WAYS, *PACED), METRICS):
+            if way in ways or way in WAYS:
+                entry = told | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
+                said = _held_against(ways.get(way, {}).get(name), by_block[name])
+                entries.append(entry | {"measured": middle[name]} | said)
+    columns = [*LOADED, "among", "asked", "metric", "way", "refused", "predicted", "measured", "ratio"]
+    return pd.DataFrame(entries, columns=columns)
+
+
+def _known(fit: StepModel | None) -> StepModel:
+    if fit is None:
+        raise StudyError("a step model", "the calls that traffic is made of were not measured alone", observed.MISSING)
+    return fit
+
+
+def _asked(per_second: float, known: set[float]) -> str:
+    """Whether a load is "between" known ones or "beyond" them, or "none known"."""
+    if not known:
+        return "none known"
+    return "between" if min(known) < per_second < max(known) else "beyond"
+
+
+def nearest(others: pd.DataFrame, per_second: float) -> dict[str, dict[int, float]]:
+    """METRICS by block at the nearest of the other loads, and its rate; empty if there is none."""
+    if others.empty:
+        return {}
+    at = min(set(others["per_second"]), key=lambda each: (abs(each - per_second), each))
+    return others[others["per_second"] == at][["per_second", *METRICS]].to_dict()
+
+
+def _split(seen: Observed, row: Any, without: float) -> dict[str, float]:
+    """The simulation of a load that two machines share, each with half of the threads. StudyError if it refuses."""
+    moves, halves = shipping(seen, row.model, without), observed.half(seen)
+    if row.model not in halves:
+        raise StudyError(row.model, "was not measured with half of the threads", seen.command)
+    return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves)
+
+
+def _paced(row: Any, others: pd.DataFrame, known: dict[str, StepModel], pace: pd.Series) -> dict[str, dict[str, Any]]:
+    """Prediction by each method of a load, by block, given nothing of the load but the pace of each process."""
+    if (row.model, row.label, row.per_second) not in pace.index.droplevel("block"):
+        return {}
+    own = pace.loc[row.model, row.label, row.per_second].to_dict()
+    load, slots = load_of(row), int(row.n_seq)
+    many = max(SEEDS, seeds(load) // len(own))
+    models = {block: known[row.model].slower(each) for block, each in own.items()}
+    ways: dict[str, dict[int, dict[str, float]]] = {
+        "simulation": {block: simulated(load, row.label, each, slots, many) for block, each in models.items()},
+        "theory": {block: theory(load, row.per_second, row.label, each, slots) for block, each in models.items()},
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for way, said in ways.items():
+        found[way] = {name: _by_block(said, name) for name in METRICS}
+    near = nearest(others, row.per_second)
+    if near:
+        theirs = pace.loc[row.model, row.label, next(iter(near["per_second"].values()))].to_dict()
+        waits = {name: _scaled(near[name], own, theirs) for name in METRICS if name not in ("throughput", "well")}
+        found["nearest load"] = near | waits
+    return {f"{way}, paced": said for way, said in found.items()}
+
+
+def _by_block(said: dict[int, dict[str, float]], name: str) -> dict[int, float] | None:
+    """One metric of the predictions by block; None if no block has it."""
+    known = any(name in each for each in said.values())
+    return {block: each.get(name, stats.NAN) for block, each in said.items()} if known else None
+
+
+def _scaled(near: dict[int, float], own: dict[int, float], theirs: dict[int, float]) -> dict[int, float]:
+    """Seconds by block of a load nearby, by the pace of the load's own process over that of the other: NaN where a
+    block lacks one of them."""
+    every, nan = own | near | theirs, stats.NAN
+    return {block: near.get(block, nan) * own.get(block, nan) / theirs.get(block, nan) for block in every}
+
+
+def shipping(seen: Observed, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
+    """Seconds to move a state, by its tokens: to save, check and send it, which occupies the sender; to load it, which
+    occupies the receiver. Medians of the shipments at all loads except `without`, interpolated linearly between the
+    shipped lengths, and constant beyond them.
+
+    Raises StudyError if nothing was shipped at those loads.
+    """
+    used = seen.traffic[(seen.traffic["label"] == SPLIT) & (seen.traffic["model"] == model)]
+    used = used[used["per_second"] != without]
+    told = [
+        (each.n_prompt, *took)
+        for row in used.itertuples()
+        for each, *took in zip(row.requests, row.series["shipped"], row.series["loaded"], strict=True)
+    ]
+    if not told:
+        raise StudyError(model, "no state was shipped at a load that the simulation knows", seen.command)
+    by_tokens = pd.DataFrame(told, columns=["tokens", "shipped", "loaded"]).groupby("tokens").median()
+    return _between(by_tokens["shipped"]), _between(by_tokens["loaded"])
+
+
+def _between(by_tokens: pd.Series) -> Seconds:
+    known, seconds = by_tokens.index.to_numpy(), by_tokens.to_numpy()
+    return lambda tokens: float(np.interp(tokens, known, seconds))
+
+
+def _held_against(said: Any, taken: dict[int, float]) -> dict[str, Any]:
+    """A prediction, one number or one per block, beside the measured values by block: `predicted` and `ratio`."""
+    if said is None:
+        return {"predicted": stats.NAN, "ratio": None}
+    by_block = said if isinstance(said, dict) else dict.fromkeys(taken, float(said))
+    both = [(each, taken[block]) for block, each in by_block.items() if block in taken]
+    known = both and all(predicted > 0 and value > 0 for predicted, value in both)  # `well` may be 0; a percentile NaN
+    told = [each for each in by_block.values() if each == each]
+    middle = float(np.median(told)) if told else stats.NAN
+    return {"predicted": middle, "ratio": stats.ratio(*zip(*both, strict=True)) if known else None}

@@ -1,0 +1,168 @@
+"""What load does to answers, and what other tools' clients count: frames in, estimates out."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from llama_meter import stats
+from llama_meter.serve.objectives import SLOTS
+from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run
+from plamo_study.stats import clustered
+from plamo_study.stats.estimates import names_of
+
+COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "failed", "servers", "died", "how"]
+COUNTS += ["said"]
+ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
+MS = 1e3
+TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
+
+
+def under_load(asked: pd.DataFrame) -> pd.DataFrame:
+    """What became of the answers of several users at once, by file, build and server, as `counted` counts them.
+
+    Every page, README and the reports quote this one count. `asked`: a frame of `measurements.answers`.
+    """
+    return counted(asked[asked["n_clients"] > 1], "model file build server")
+
+
+def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
+    """Answers by what became of them, one line a group of `by`; the unit is the prompt.
+
+    `prompts`: distinct ones that got an answer, and `prompts_changed`: those of them whose answer changed at least
+    once; `share`: the latter's share with its exact interval. `answers`: requests of which a token came, `changed` and
+    `near_ties` of them; an answer that broke off is compared as far as it goes. `failed` requests; `servers`, and how
+    many `died`, with their signals (`how`) and an assertion (`said`).
+    """
+    names, entries = names_of(by), []
+    for key, group in asked.groupby(names, sort=True):
+        came = group[group["begun"]]
+        entry = dict(zip(names, key, strict=True)) | {"prompts": len(came.groupby(["n_prompt", "prompt"]))}
+        entry["prompts_changed"] = len(came[came["answer"] == "changed"].groupby(["n_prompt", "prompt"]))
+        entry |= {"share": clustered.rate(entry["prompts_changed"], entry["prompts"]), "answers": len(came)}
+        entry |= {"changed": int((came["answer"] == "changed").sum())}
+        entry |= {"near_ties": int((came["answer"] == "near-tie").sum()), "failed": int((group["failure"] != "").sum())}
+        ended = [deaths(of["failure"]) for _, of in group.groupby("key", sort=False)]
+        dead = [end for end in ended if end]
+        entry |= {"servers": len(ended), "died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
+        entries.append(entry | {"said": next((end[1] for end in dead if end[1]), "")})
+    return pd.DataFrame(entries, columns=[*names, *COUNTS])
+
+
+def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
+    """Signal or exit code of the crashed server and its assertion, from its requests' failures; None if it survived."""
+    for failure in failures:
+        if found := ENDED.search(failure):
+            return found[1], found[2] or ""
+    return None
+
+
+def compared(found: Beside) -> pd.DataFrame:
+    """AIPerf beside our client: one row per number of concurrent requests and quantity in TOLD (`what`).
+
+    `ours` and `theirs`: estimates over rounds of per-request means, in seconds or tokens/s; `ratio`: theirs over ours,
+    paired by round. Server speed varies between runs, so each is also divided by the server's own count for the same
+    run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
+    """
+    entries = []
+    for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
+        loads = {tool: _by_round(found, tool, n_clients) for tool in (OURS, AIPERF)}
+        for name, what in TOLD.items():
+            ours, theirs = ([_mean(run, name) for run in loads[tool]] for tool in (OURS, AIPERF))
+            ours_of_own, theirs_of_own = (
+                [_mean(run, name) / _own(run, name) for run in loads[tool]] for tool in (OURS, AIPERF)
+            )
+            entry = {"scale": found.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
+            entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
+            entry |= {"ours_of_own": stats.median(ours_of_own), "theirs_of_own": stats.median(theirs_of_own)}
+            entries.append(entry | {"of_own": stats.ratio(theirs_of_own, ours_of_own)})
+    return pd.DataFrame(entries)
+
+
+def later(found: Beside) -> pd.DataFrame:
+    """Where two clients of one server differ: one row per number of concurrent requests and entry of LATER (`what`).
+
+    Estimates over rounds, in seconds: `ours`, `theirs`, and `apart`, theirs minus ours in the same round. The pause
+    between an answer and the next request is measured only with a single client.
+    """
+    entries = []
+    for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
+        both = [_by_round(found, tool, n_clients) for tool in (OURS, AIPERF)]
+        for what, seconds in LATER.items():
+            ours, theirs = ([seconds(run) for run in runs] for runs in both)
+            if any(map(math.isnan, [*ours, *theirs])):
+                continue
+            entry: dict[str, Any] = {"scale": found.scale, "n_clients": n_clients, "what": what}
+            entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs)}
+            apart = [late - early for late, early in zip(theirs, ours, strict=True)]
+            entries.append(entry | {"apart": stats.median(apart)})
+    return pd.DataFrame(entries)
+
+
+def _between(run: Run) -> float:
+    """Mean seconds from an answer to the next request; NaN for several clients or a single request."""
+    n, span = len(run.whole), sum(run.n_gen) / run.throughput
+    return (span - sum(run.whole)) / (n - 1) if run.n_clients == 1 and n > 1 else math.nan
+
+
+def crowds(found: Crowds) -> pd.DataFrame:
+    """One row per number of concurrent requests, `waits` of which have no slot: seconds per further token by each
+    server's own count (`released`, `patched`), tokens/s (`rate`, `rate_patched`), and their ratios, released over
+    patched (`ratio`) and patched over released (`rates`), with intervals over paired rounds."""
+    entries = []
+    for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
+        both = [
+            sorted((each for each in found.loads if (each.server, each.n_clients) == (name, n_clients)), key=_turn)
+            for name in (RELEASED, PATCHED)
+        ]
+        slow, fast = ([float(np.mean(each.token)) for each in loads] for loads in both)
+        less, more = ([each.tokens / each.seconds for each in loads] for loads in both)
+        entry: dict[str, Any] = {"n_clients": n_clients, "waits": max(n_clients - SLOTS, 0)}
+        entry |= {"released": stats.median(slow), "patched": stats.median(fast), "ratio": stats.ratio(slow, fast)}
+        entry |= {"rate": stats.median(less), "rate_patched": stats.median(more), "rates": stats.ratio(more, less)}
+        entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+def _turn(each: Crowd) -> int:
+    return each.round
+
+
+def _by_round(found: Beside, tool: str, n_clients: int) -> list[Run]:
+    runs = [run for run in found.runs if run.tool == tool and run.n_clients == n_clients]
+    return sorted(runs, key=lambda run: run.round)
+
+
+def _mean(run: Run, name: str) -> float:
+    return run.throughput if name == "throughput" else float(np.mean(getattr(run, name)))
+
+
+def _own(run: Run, name: str) -> float:
+    """The same quantity by the server's count; NaN if it has none. Its throughput assumes that all slots are full."""
+    prompt, token = (math.nan if told is None else told for told in (run.prompt, run.token))
+    n_gen = float(np.mean(run.n_gen))
+    whole = prompt + (n_gen - 1) * token
+    return {"ttft": prompt, "itl": token, "whole": whole, "throughput": run.n_clients * n_gen / whole}[name]
+
+
+LATER: dict[str, Callable[[Run], float]] = {
+    "first token, after the server's count": lambda run: _mean(run, "ttft") - _own(run, "ttft"),
+    "last token, after the server's count": lambda run: _mean(run, "whole") - _own(run, "whole"),
+    "from an answer to the next request": _between,
+}
+
+
+def confusion(probed: Sequence[Probed]) -> pd.DataFrame:
+    """Probed servers by what is known of them and the verdict, with the share of `errors` (exact interval).
+
+    An error at a right server is a false alarm, at a wrong one a miss. "Cannot tell" is counted, and neither.
+    """
+    lines: list[dict[str, Any]] = []
+    for known, error in (("right", "wrong"), ("wrong", "right")):
+        said = [each.verdict for each in probed if each.truth == known]
+        counts = {verdict: said.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
+        lines.append({"known": known, **counts, "errors": clustered.rate(said.count(error), len(said))})
+    return pd.DataFrame(lines)

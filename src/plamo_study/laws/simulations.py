@@ -1,0 +1,193 @@
+"""Simulations that were made before: a page of recorded rows looks them up, and whatever differs is simulated anew.
+
+A simulation is named by its whole content: requests, policy, slots, and the step model's numbers to nine digits,
+because a fit differs between processors in the last ones. `tools/simulated.py` makes the file again.
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+
+import numpy as np
+from scipy.optimize import brentq
+
+from llama_meter import paths, stats
+from llama_meter.simulate import clock, policies
+from llama_meter.simulate.clock import Simulated
+from llama_meter.simulate.loop import Load, Served, serve
+from llama_meter.simulate.steps import StepModel, told
+from plamo_study.read.scheduling import METRICS, QUANTILES, figures
+
+FILE = paths.MEASURED / "reference" / "10-simulated.csv"
+Figures = dict[str, float]
+used: dict[str, Figures] = {}  # looked up or made in this process, by name
+
+
+def looked_up(
+    what: object, load: Load, model: StepModel, simulate: Callable[[], Figures], *more: Sequence[float]
+) -> Figures:
+    """The figures of a simulation, at hand or made now. `what`: policy and counts; `more`: further numbers it uses."""
+    numbers = [load.arrives, load.prompt, load.output, load.within, *more]
+    name = sha256(repr(what).encode() + told(*numbers) + model.content).hexdigest()[:24]
+    if name not in used:
+        used[name] = _recorded().get(name) or simulate()
+    return used[name]
+
+
+def write() -> int:
+    """Record what this process used; the number of simulations."""
+    names = list(next(iter(used.values())))
+    with FILE.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["simulation", *names])
+        lines.writerows([name, *map(repr, found.values())] for name, found in sorted(used.items()))
+    return len(used)
+
+
+@cache  # reads a file, for each simulation of a page
+def _recorded() -> dict[str, Figures]:
+    if not FILE.exists():
+        return {}
+    with FILE.open(newline="", encoding="utf-8") as file:
+        lines = csv.DictReader(file)
+        return {line.pop("simulation"): {name: float(each) for name, each in line.items()} for line in lines}
+
+
+SEEDS, ASKED = 5, 4000  # simulations of one load, whose median counts: at least SEEDS, and ASKED requests in all
+FINE = 1500  # requests of a simulation over loads
+Seconds = Callable[[int], float]  # by tokens
+
+
+def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
+    """METRICS of a simulation; `arrives`: the original arrival times (s), if the load's own are later."""
+    asked = arrives or served.load.arrives
+    rate = served.written, float(served.finish.max()) - asked[0]
+    return figures(served.first - np.asarray(asked), served.tpot, (served.gaps, served.weights), rate, served.load)
+
+
+def simulated(load: Load, rule: str, model: StepModel, slots: int, simulations: int = 0) -> dict[str, float]:
+    """METRICS of a load by a policy: the median of `simulations` simulations, or of `seeds` if 0."""
+    many = simulations or seeds(load)
+
+    def run() -> dict[str, float]:
+        return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots)) for n in range(many)])
+
+    return looked_up((rule, slots, many), load, model, run)
+
+
+def seeds(load: Load) -> int:
+    """Number of simulations of a load: with fewer requests, more of its 99th percentile is chance."""
+    return max(SEEDS, -(-ASKED // len(load)))
+
+
+def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([run[name] for run in runs])) for name in METRICS}
+
+
+def mg1(arrivals: float, mean: float, second_moment: float) -> float:
+    """Mean wait before service at one server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
+    return arrivals * second_moment / (2 * (1 - arrivals * mean))
+
+
+def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarray:
+    """Share of requests that wait at most `seconds` at one server, if waits are exponential; shape of `seconds`.
+
+    `wait`: mean over all requests; `busy`: share of the time that the server is busy, and so of requests that wait.
+    Exact for exponential service times: 1 - ρ exp(-ρ t / W).
+    """
+    return np.where(seconds < 0, 0.0, 1 - busy * np.exp(-busy * np.maximum(seconds, 0) / wait))
+
+
+def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: int) -> dict[str, float]:
+    """`ttft_*` (s) and `well` of a load by Pollaczek and Khinchine: one server, busy for each request's whole work.
+
+    The work: its prompt in the policy's chunks, and its answer's share of steps: steps of one sequence for the policy
+    "one at a time", else of all slots. A first token's time is wait plus prefill. The mean wait is exact for such a
+    server; percentiles assume exponential waits of those who wait. Empty if the load exceeds the capacity.
+    """
+    size, together = policies.chunk(rule), 1 if rule == "one at a time" else slots
+    slower = float(np.mean(model.factors["chunk"]))
+    read = {n: _reading(model, n, size) * slower for n in set(load.prompt)}
+    reading = np.array([read[n] for n in load.prompt])
+    held = min(int(np.mean(load.prompt) + np.mean(load.output) / 2), model.range.held)
+    step = model.seconds(together, together * held, 0, 0) * float(np.mean(model.factors["step"])) / together
+    work = reading + (np.array(load.output) - 1) * step
+    busy = per_second * float(work.mean())
+    if busy >= 1:
+        return {}
+    wait = mg1(per_second, float(work.mean()), float((work**2).mean()))
+
+    def sooner(seconds: float) -> float:
+        return float(exponential_wait(seconds - reading, wait, busy).mean())
+
+    def until(q: float) -> float:
+        return float(brentq(lambda seconds: sooner(seconds) - q, 0.0, float(reading.max()) + 20 * wait / busy))
+
+    found = {f"ttft_{name}": until(q) for name, q in QUANTILES.items() if len(load) >= stats.NEEDED[q]}
+    return found | {"ttft_mean": wait + float(reading.mean()), "well": sooner(load.within[0])}
+
+
+def _reading(model: StepModel, n: int, size: int) -> float:
+    """Seconds to read a prompt of `n` tokens in chunks of `size`, without residuals."""
+    return sum(model.seconds(0, 0, min(size, n - before), before) for before in range(0, n, size))
+
+
+def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load:
+    """`n` requests with a load's lengths, drawn at random, at `per_second` requests a second (Poisson)."""
+    rng = np.random.default_rng([n, round(per_second * 1000), seed])
+    which = rng.integers(0, len(load), n)
+    gaps = rng.exponential(1 / per_second, n)
+    arrives = np.cumsum(gaps) - gaps[0]
+    return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
+
+
+class Receiver(Simulated):
+    """A machine that receives states from another one: it loads a prompt's state, in `loads(tokens)` seconds."""
+
+    def __init__(self, model: StepModel, seed: int, loads: Seconds):
+        super().__init__(model, seed)
+        self.loads = loads
+
+    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
+        """The time after a call (s)."""
+        if chunk:
+            self.now += self.loads(chunk)
+            self._slept = False  # wake-up times were measured on prompts
+            return self.now
+        return super().call(decoding, step, keys, reading, 0, 0)
+
+
+def disaggregated(
+    load: Load, model: StepModel, slots: int, moves: tuple[Seconds, Seconds], simulations: int = 0
+) -> dict[str, float]:
+    """METRICS of a load that one machine prefills and another decodes; `model` is each one's, half of a shared machine.
+
+    `moves`: seconds by tokens that a state occupies the sender and the receiver, as in `shipping`. The time
+    between them is left out: sockets, and processes that wake. `simulations`: 0 for `seeds` of the load.
+    """
+    ships, loads = moves
+    many = simulations or seeds(load)
+
+    def run() -> dict[str, float]:
+        runs = []
+        for seed in range(many):
+            there = clock.read_elsewhere(load, model, ships, seed)
+            served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads), slots)
+            runs.append(of_served(served, load.arrives))
+        return _middle(runs)
+
+    lengths = sorted(set(load.prompt))
+    return looked_up(("split", slots, many), load, model, run, [*map(ships, lengths)], [*map(loads, lengths)])
+
+
+def capacity(load: Load, model: StepModel, slots: int) -> float:
+    """Most requests a second of a machine with whole prompts and full slots: λ (t_p + o t_b / b) < 1.
+
+    `t_p`: mean seconds of a prompt; `o`: mean tokens of an answer; `t_b`: seconds of a step of all `b` slots.
+    """
+    read = float(np.mean([model.seconds(0, 0, n, 0) for n in load.prompt]))
+    held = int(np.mean(load.prompt) + np.mean(load.output) / 2)
+    step = model.seconds(slots, min(held, model.range.held) * slots, 0, 0)
+    return 1 / (read + float(np.mean(load.output) - 1) * step / slots)

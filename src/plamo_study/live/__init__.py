@@ -1,0 +1,1 @@
+"""Measure for a notebook, and for a command."""

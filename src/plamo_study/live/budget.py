@@ -1,0 +1,136 @@
+"""How the time for measuring is shared among the studies of a command or a notebook.
+
+Each gets up to SLOWER times what it needs, since a machine may be slower than the reference, or busy. The rest is
+shared by weight, and buys further cells and blocks. Needs come from plans and recorded rows alone, so that a command
+and the notebooks it runs share alike.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+
+from llama_meter import journal
+from llama_meter.errors import StudyError
+from llama_meter.measure.asked import NOTHING, Sweep
+from llama_meter.measure.durations import Durations
+from llama_meter.measure.identity import renewed
+from llama_meter.measure.plan import Plan
+from plamo_study.plans import registry
+from plamo_study.read import recording
+
+LEFT_OUT = -1.0
+USUAL = 1.0  # minutes, where nothing is known
+SLOWER = 2.0  # times as long as on the reference machine a study may take here
+Asked = tuple[str, str, Sweep]  # a study, the scale that it is measured at, and what a user asked of it
+
+
+def of_notebooks(
+    names: Iterable[str], scale: str, minutes: float, sweeps: Mapping[str, Sweep] | None = None
+) -> dict[str, float]:
+    """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit. `sweeps`: what a user asks."""
+    asked = {name: _asked(name, scale, (sweeps or {}).get(name, NOTHING)) for name in names}
+    shares = _shares([each for own in asked.values() for each in own], minutes) if minutes else {}
+    return {name: sum(shares.get(each, 0.0) for each in own) for name, own in asked.items()}
+
+
+def of_notebook(notebook: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> list[tuple[str, str, float]]:
+    """What to measure for a notebook: study, scale, and minutes (0: what its plan takes)."""
+    asked = _asked(notebook, scale, sweep)
+    studies = [(name, at, of_study(name, scale, minutes, sweep)) for name, at, _ in asked]
+    return [each for each in studies if each[2] != LEFT_OUT]
+
+
+def _asked(name: str, scale: str, sweep: Sweep) -> list[Asked]:
+    """The studies of a notebook, or of the notebook of a study; for files of a user's own only those that take some."""
+    studies = registry.of_notebook(name, scale)
+    own = [(study, at, sweep if registry.varies(study) else NOTHING) for study, at in studies]
+    return [each for each in own if each[2].files or not sweep.files]
+
+
+def of_study(name: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> float:
+    """A study's share of its notebook's minutes; 0: what its plan takes; LEFT_OUT: shown as recorded.
+
+    A study is left out if it is meaningless in part, was recorded, and does not fit the time. Such studies time
+    nothing, so their results are the same on every machine but for rounding.
+    """
+    if not minutes:
+        return 0.0
+    shares = _shares(_asked(name, scale, sweep), minutes)
+    return next((share for (study, *_), share in shares.items() if study == name), LEFT_OUT)
+
+
+def enough(minutes: float, share: float, needed_s: float) -> int:
+    """Total minutes at which the share of one study is the `needed_s` seconds that it needs."""
+    return math.ceil(minutes * needed_s / (60 * share))
+
+
+def lasts(name: str, scale: str, minutes: float) -> float:
+    """Seconds that a study is expected to take: its share, or what it took when it was recorded."""
+    return 60 * (minutes or _recorded(name, scale) or USUAL)
+
+
+def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
+    """Minutes of each study; while time is short, the longest study that may be left out is."""
+    needs, weights = {each: _need(*each) for each in asked}, registry.STUDIES
+    while needs:
+        every = sum(needs.values())
+        longest = max((each for each in needs if _whole(*each[:2])), key=lambda each: needs[each], default=None)
+        if longest is None or minutes >= SLOWER * every:
+            kept = min(SLOWER, minutes / every)
+            rest = (minutes - kept * every) / sum(weights[name].weight for name, *_ in needs)
+            return _within_most({each: kept * need + rest * weights[each[0]].weight for each, need in needs.items()})
+        del needs[longest]
+    return {}
+
+
+def _within_most(shares: dict[Asked, float]) -> dict[Asked, float]:
+    """The shares, with what a plan that does not grow cannot use given to the others by weight."""
+    free = set(shares)
+    while True:
+        over = {each for each in free if shares[each] > _most(*each)}
+        if not over or over == free:
+            return shares
+        free -= over
+        spare, weights = sum(shares[each] - _most(*each) for each in over), registry.STUDIES
+        every = sum(weights[name].weight for name, *_ in free)
+        shares = shares | {each: _most(*each) for each in over}
+        shares |= {each: shares[each] + spare * weights[each[0]].weight / every for each in free}
+
+
+@cache
+def _most(name: str, scale: str, sweep: Sweep) -> float:
+    """Minutes that a study can use: no limit where time to spare becomes further blocks."""
+    planned = None if _whole(name, scale) else _plan(name, scale, sweep)
+    return math.inf if planned is None or planned.grows else SLOWER * Durations(planned, {}).whole() / 60
+
+
+def _whole(name: str, scale: str) -> bool:
+    """Whether a study is measured as a whole or not at all, and can be shown as recorded."""
+    return registry.STUDIES[name].whole and _recorded(name, scale) > 0
+
+
+@cache  # asked for again by every study that shares the time
+def _need(name: str, scale: str, sweep: Sweep) -> float:
+    """Minutes that a study needs to show anything, as on the reference machine."""
+    if _whole(name, scale):
+        return _recorded(name, scale)
+    planned = _plan(name, scale, sweep)
+    return sum(Durations(planned, {}).least()) / 60 if planned else USUAL
+
+
+def _plan(name: str, scale: str, sweep: Sweep) -> Plan | None:
+    """The plan of a study; None where it cannot be measured here, as it says when it is asked to."""
+    with suppress(StudyError):
+        return registry.STUDIES[name].plan(scale, **({"sweep": sweep} if sweep != NOTHING else {}))
+    return None
+
+
+@cache  # reads a journal
+def _recorded(name: str, scale: str) -> float:
+    """Minutes that a study took when it was recorded; 0 where it was not."""
+    path = journal.journal_path(name, scale, journal.REFERENCE)
+    if not path.exists():
+        return 0.0
+    rows = recording.of_one_machine(journal.latest_rows(renewed(journal.read(path))))
+    return sum(row.elapsed_ns for row in rows) / 60e9

@@ -1,0 +1,310 @@
+"""What a user is told while something is measured: what to know beforehand, how far it is, and a gate that failed.
+
+The command line prints these lines. In a notebook one line is replaced by the next, and one remains.
+"""
+
+import logging
+import shlex
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from math import nan
+from typing import Any, NamedTuple
+
+from llama_meter import journal, paths
+from llama_meter.cells import AnyCell, Gate, OnModel
+from llama_meter.engine import builds
+from llama_meter.errors import FAILED_GATE, StudyError
+from llama_meter.measure import files, machine, runner
+from llama_meter.measure.asked import Sweep
+from llama_meter.measure.durations import WORKER_BYTES, Durations
+from llama_meter.measure.plan import Plan
+from llama_meter.models import casts, given, header, recipes
+from llama_meter.models.mixture import FLOATS
+from llama_meter.rows import Row
+from plamo_study.live import at_hand
+
+LONG_S = 300.0  # what is expected to take longer is announced
+NAMED = 3  # cells of those that there was no time for
+EVERY_S = 0.5  # between two lines that replace one another
+NOT_FINITE = 1e300  # an error of this size stands for logits that are no numbers
+SLOWS = {  # what of a machine's state makes its times slow
+    "power_source": {"battery": "on battery: plug it in", "ac": "on mains power"},
+    "power_mode": {"low": "Low Power Mode is on: turn it off", "powersave": "the clock's governor is powersave"},
+    "thermal": {"nominal": "cool"} | dict.fromkeys(("moderate", "heavy", "trapping"), "hot: let it cool down"),
+    "memory_pressure": dict.fromkeys(("warning", "critical"), "short of memory: close other programs"),
+}
+
+
+class Ahead(NamedTuple):
+    """A plan that is about to be measured, and its minutes (0: as long as it takes)."""
+
+    plan: Plan
+    minutes: float
+
+
+# ---------------------------------------------------------------- beforehand
+
+
+def beforehand(ahead: Sequence[Ahead], later: Sequence[Plan] = ()) -> list[str]:
+    """What to know before something that should take longer than LONG_S; nothing before what is short.
+
+    When it ends, its files and the disk, what slows this machine, and what is to be built for these plans and those
+    that come `later`. What this machine does not say is left out.
+    """
+    seconds = sum(expected_s(*each) for each in ahead)
+    if seconds < LONG_S:
+        return []
+    plans = [each.plan for each in ahead]
+    end = datetime.now() + timedelta(seconds=seconds)
+    day = "" if end.date() == datetime.now().date() else f"{end:%a} "
+    said = [f"Ends at about {day}{end:%H:%M}, in {_long(seconds)}.", _files(plans), _state()]
+    said += [
+        f"`plamo-study engine build {name}` first: {studies} {'needs' if ',' not in studies else 'need'} it"
+        for name, studies in _unbuilt([*plans, *later]).items()
+    ]
+    return [line for line in said if line]
+
+
+def expected_s(planned: Plan, minutes: float) -> float:
+    """Seconds that a plan should still take: its minutes, or what it lacks of its gates and blocks."""
+    path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
+    rows = [row for row in journal.latest_rows(journal.read(path)) if row.status == "ok"] if path.exists() else []
+    asked, had = set(planned.asked), Counter(row.cell for row in rows)
+    known = Durations(planned, {row.cell: row.elapsed_ns / 1e9 for row in rows})
+    wanted = Counter({cell: planned.blocks for cell in planned.cells}) + Counter(planned.gates)
+    if planned.anchor:
+        wanted[planned.anchor] += (planned.blocks + 1) * planned.anchors
+    beside = machine.at_once(1, WORKER_BYTES)  # of those that are not timed
+    todo = (wanted - had).items()
+    lacking = sum(n * known.seconds(cell) / (1 if cell.is_timed else beside) for cell, n in todo)
+    if not minutes:
+        return lacking
+    left = max(60 * minutes - runner.spent_s(row for row in rows if row.cell in asked), 0.0)
+    return left if planned.grows else min(left, lacking)
+
+
+def _long(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _files(plans: Sequence[Plan]) -> str:
+    """The files at hand with their sizes, and those to be written against the room on the disk."""
+    every = dict.fromkeys(file for each in plans for file in files.needed(each))
+    here = {path.name: path.stat().st_size for file in every if (path := recipes.model_path(*file)).exists()}
+    here |= {given.FILES[file].path.name: given.FILES[file].n_bytes for file in every if file in given.FILES}
+    lacking = at_hand.lacking(plans)
+    said = [f"{name} ({_size(n_bytes)})" for name, n_bytes in here.items()]
+    said = said[:4] + ([f"{len(said) - 4} more"] if len(said) > 4 else [])
+    line = f"Files: {', '.join(said)}." if said else ""
+    if lacking:
+        need = sum(lacking.values())
+        disk = next(folder for folder in (paths.MODELS, *paths.MODELS.parents) if folder.exists())
+        free = shutil.disk_usage(disk).free
+        line += f" {len(lacking)} to be written: {_size(need)} of {_size(free)} free."
+        line += " That is too little: free some space." if need > free else ""
+    return line.strip()
+
+
+def _size(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def _state() -> str:
+    """What of this machine's state bears on its times, as far as it says."""
+    state = machine.state()
+    said = [words for name, known in SLOWS.items() if (words := known.get(getattr(state, name)))]
+    said += ["leave the lid open: closed, it sleeps"] if machine.sleeps_when_closed() else []
+    return f"This machine: {'; '.join(said)}." if said else ""
+
+
+def _unbuilt(plans: Sequence[Plan]) -> dict[str, str]:
+    """The builds that plans need and that are not here, each with the studies that need it."""
+    lacking: dict[str, list[str]] = {}
+    for each in plans:
+        try:
+            if each.program:
+                builds.program(each.program)
+        except StudyError:
+            lacking.setdefault(each.program, []).append(each.study)
+    return {name: ", ".join(dict.fromkeys(studies)) for name, studies in lacking.items()}
+
+
+# ---------------------------------------------------------------- what went wrong
+
+
+def trouble(row: Row) -> str:
+    """What is wrong with a row; of a gate, also what follows from it and what to do."""
+    said = f"{row.status} in {row.failure.stage}: {row.failure.why}" if row.failure else f"wrong result: {_wrong(row)}"
+    if not isinstance(row.cell, Gate):
+        return f"{named(row.cell)}: {said}"
+    return (
+        f"gate of {row.cell.model} in {row.cell.dtype}: {said}. Nothing is timed with this file. {_instead(row.cell)}"
+    )
+
+
+def _wrong(row: Row) -> str:
+    """What disagrees, with its relative error; all checks where that is not known."""
+    differ = [
+        name.removesuffix("_agrees") for name, agrees in row.checks.items() if name.endswith("_agrees") and not agrees
+    ]
+    errors = {name: row.checks.get(f"{name}_error", nan) for name in differ}
+    if "finite" in differ or any(error > NOT_FINITE for error in errors.values()):
+        return "its logits are not finite"
+    return ", ".join(f"{name} off by {error:.2g}" for name, error in errors.items()) or str(row.checks)
+
+
+def _instead(gate: Gate) -> str:
+    """What to do about a file whose gate failed; where `ssm_out` meets too narrow a type, the file to measure."""
+    path, base = recipes.model_path(*gate.files[0]), gate.dtype.partition("-")[0]
+    if backend := _overflows(gate):
+        asked = f"--type {base} --keep ssm_out=BF16" if base in FLOATS else f"--recipe {base}-ssm_out-BF16"
+        return (
+            f"{backend} casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
+            f"BF16, as the published study did: `plamo-study models quantize SOURCE.gguf {asked}`"
+        )
+    return f"`plamo-study models check '{path}'` looks for the cause"
+
+
+def _overflows(gate: Gate) -> str:
+    """The backend that casts the input of a file's `ssm_out` to F16, if its gate ran there."""
+    backend = "" if not gate.n_gpu_layers else "Metal" if machine.MACOS else "CUDA"
+    if not backend:
+        return ""
+    try:
+        tensors = header.read(recipes.model_path(*gate.files[0])).tensors
+    except (OSError, StudyError):
+        return ""
+    types = {tensor.type_name for tensor in tensors if tensor.name.endswith("ssm_out.weight")}
+    return backend if any(casts.limit(backend, dtype, path) for dtype in types for path in casts.PATHS) else ""
+
+
+def named(cell: AnyCell) -> str:
+    """A cell in words."""
+    what = cell.workload
+    if isinstance(cell, OnModel):
+        together = f" × {cell.shape[0]}" if cell.shape[0] > 1 else ""
+        what = f"{cell.model} {cell.dtype} {what} {cell.shape[1]}+{cell.shape[2]}{together}"
+    return f"{what} ({cell.n_threads} threads)"
+
+
+def no_time(planned: Plan, summary: runner.Summary, asked: Sweep) -> str:
+    """The cells for which there was no time, and the command that measures them; empty where there are none."""
+    if not summary.left_out:
+        return ""
+    few, rest = summary.left_out[:NAMED], len(summary.left_out) - NAMED
+    names = ", ".join([named(cell) for cell in few] + ([f"{rest} more"] if rest > 0 else []))
+    return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells ({names}): {_goes_on(planned, asked)}"
+
+
+def unseen(planned: Plan, summary: runner.Summary, asked: Sweep) -> list[str]:
+    """Each file of a user's own that nothing is said about, why, and the command that measures it."""
+    judged = {file for row in summary.rows if isinstance(row.cell, Gate) for file in row.cell.files}
+    return [
+        f"{file[0]} in {file[2]} {'is right' if file in judged else 'was not judged'}, and there was no time to "
+        f"{'time' if file in judged else 'judge'} it: nothing of it is measured. {_goes_on(planned, asked)}"
+        for file in summary.unseen
+    ]
+
+
+def _goes_on(planned: Plan, asked: Sweep) -> str:
+    """The command that measures what a plan lacks."""
+    chosen = [f"--file {shlex.quote(str(given.FILES[file].path))}" for file in asked.files]
+    scale = [] if asked.files else [f"--scale {planned.scale}"]
+    how = " ".join(["plamo-study measure", planned.study, *scale, *chosen, *asked.options()])
+    return f"`{how}` goes on, for as long as it takes"
+
+
+def left(seconds: float) -> str:
+    """The time that is left, in words."""
+    return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+
+
+# ---------------------------------------------------------------- in a notebook
+
+
+class Line:
+    """One line of a notebook, replaced while something is measured. Outside of a kernel nothing is shown."""
+
+    def __init__(self, study: str):
+        self.study, self.began, self.shown, self.said = study, time.monotonic(), 0.0, set[str]()
+        self.kernel, self.handle = _kernel(), None
+        self.before: list[str] = []
+
+    def say(self, text: str, at_once: bool = True) -> None:
+        """Show a text in place of the last one; unless `at_once`, not sooner than EVERY_S after it."""
+        if not self.kernel or not (at_once or time.monotonic() - self.shown > EVERY_S):
+            return
+        from IPython.display import Markdown, display  # slow to import, and the command line does not need it
+
+        self.shown = time.monotonic()
+        if self.handle:
+            self.handle.update(Markdown(text))
+        else:
+            self.handle = display(Markdown(text), display_id=True)
+
+    def begin(self, before: list[str]) -> None:
+        """Say what is to be known beforehand; it stays above the progress, and goes with it."""
+        self.before = before
+        if before:
+            self.say("  \n".join(before))
+
+    def progress(self, event: runner.Progress) -> None:
+        """Say what the sweep does now, and a gate that failed, at once."""
+        if event.row:
+            self.refuse(event.row)
+        heat = f"; waits up to {event.cools_s:.0f} s until this machine is cool" if event.cools_s else ""
+        now = f"{self.study}: {event.done} of {event.total}, {named(event.task.cell)}, {left(event.remaining_s)}{heat}"
+        self.say("  \n".join([*self.before, f"*{now}*"]), at_once=bool(heat))
+
+    def refuse(self, row: Row) -> None:
+        """Say of a gate that failed what follows."""
+        if row.refuses:
+            self.fail(trouble(row), FAILED_GATE)
+
+    def fail(self, text: str, name: str) -> None:
+        """Say something once, as an error of this cell of a `name` in `publish.runs.GOES_ON`.
+
+        Papermill writes the whole notebook, and exits with 1 because of it.
+        """
+        if text in self.said:
+            return
+        self.said.add(text)
+        if self.kernel:
+            error = {"ename": name, "evalue": text, "traceback": [text]}
+            self.kernel.send_response(self.kernel.iopub_socket, "error", error)
+        else:
+            logging.getLogger(__name__).error(text)
+
+    def end(self, summary: runner.Summary, no_time: str) -> None:
+        """Leave one line behind: what was measured, and for what there was no time."""
+        if not (self.handle or no_time):
+            return
+        took = _long(time.monotonic() - self.began) if time.monotonic() - self.began > 90 else "moments"
+        said = f"{self.study}: {summary.measured} processes measured here in {took}."
+        self.say(f"*{said}* {no_time}".strip())
+
+
+@contextmanager
+def line(study: str) -> Iterator[Line]:
+    """A line for as long as something is measured; it says so where that is interrupted."""
+    shown = Line(study)
+    try:
+        yield shown
+    except BaseException:
+        if shown.handle:
+            shown.say(f"*{study}: not measured to its end. What was measured is kept: run the cell again.*")
+        raise
+
+
+def _kernel() -> Any:
+    """The kernel that runs this notebook; None outside of one."""
+    import sys
+
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None)

@@ -1,1 +1,0 @@
-"""Workloads, the process each one runs in, and the journal their rows are kept in."""

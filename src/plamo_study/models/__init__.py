@@ -1,1 +1,0 @@
-"""Model files: the registry of shapes, synthetic files in those shapes, and the contents of a GGUF."""

@@ -1,0 +1,1 @@
+"""One module a study: which cells, in order of need."""

@@ -1,0 +1,110 @@
+"""Which cells the study of quantization measures: the speed of every type and recipe, and of the kernels behind it.
+
+Quality, fragile tensors and the numeric range have plans of their own.
+"""
+
+from dataclasses import replace
+
+from llama_meter.cells import Cell, Decode, MatMul
+from llama_meter.measure import machine
+from llama_meter.measure.asked import NOTHING, Sweep
+from llama_meter.measure.plan import (
+    BLOCKS,
+    DEPTH,
+    DTYPE,
+    MATMUL_SIZE,
+    MODELS,
+    Plan,
+    change,
+    check_scale,
+    kernels_of,
+    on_file,
+    scale_of,
+    threads_of,
+    types,
+    with_gates,
+)
+
+QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # types measured at mini: a minute when live
+KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
+IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
+PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types whose layout on x86 differs from the file's
+STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
+REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
+AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
+VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
+
+
+def timed(model: str, scale: str) -> tuple[str, ...]:
+    """The types whose speed is measured; only a few at mini, where the speed itself means little."""
+    return tuple(name for name in types(model, scale) if scale != "mini" or name in QUICK)
+
+
+def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """Per type: prefill of 128 tokens and decode steps after it, decode of 8 sequences, and its kernels' rates.
+
+    One process measures prefill and decode alone. The engine prefills 128 tokens at the rate of 512, so a longer
+    prompt would only cost time. The batched cell is that of the study of batch scaling.
+    """
+    check_scale(scale)
+    n_threads = threads_of(sweep)
+    base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_threads=n_threads, n_gpu_layers=-1 if gpu else 0)
+    base = change(base, **sweep.settings())
+    alone = change(base, n_gen=(*sweep.n_gen, STEPS)[0])
+    together = [change(base, n_gen=STEPS_TOGETHER, n_seq=n, policy="shared") for n in sweep.n_seq or (TOGETHER,)]
+    brought = [(model, scale, dtype) for model in MODELS for dtype in sweep.dtypes or timed(model, scale)]
+    files = list(sweep.files) or brought
+    cells: list[Cell] = [on_file(cell, file) for cell in (alone, *together) for file in files]
+    products = kernels(scale, gpu)
+    cells += [each for product in products[:2] for each in kernels_of(files, product)] if sweep.files else products
+    anchor = "" if sweep.files else DTYPE[scale]
+    planned = with_gates(
+        "04-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
+    )
+    return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
+
+
+def modes(scale: str, gpu: bool = False) -> Plan:
+    """Why one file decodes at two speeds: pages kept, pages dropped, private weights, and a product without a file.
+
+    The reference type of the first model, more processes than elsewhere, on the CPU whatever the machine has: memory
+    is the question.
+    """
+    check_scale(scale)
+    base = Decode(model=MODELS[0], scale=scale, dtype=REFERENCE, depth=SHORT, n_gen=STEPS)
+    base = change(base, n_threads=machine.performance_cores())
+    cold = [change(base, cold=True)] if machine.drops_pages() else []
+    cells: list[Cell] = [base, *cold, change(base, use_mmap=False)]
+    product = MatMul(dtype=REFERENCE, n_threads=base.n_threads, layout="packed", repetitions=5)
+    cells.append(change(product, n_rows=VECTOR_SIZE[scale], n_columns=1))
+    planned = with_gates("04-modes", scale, tuple(cells), exact_cache=False)
+    return replace(planned, blocks=2 if scale == "mini" else PROCESSES, extra_blocks=0)
+
+
+def controlled(scale: str, gpu: bool = False) -> Plan:
+    """The ratios over the reference again, in a smaller plan: the first model's types that claims are about.
+
+    On the CPU, where every process of a large file also times plain reads beside its steps.
+    """
+    check_scale(scale)
+    base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=STEPS)
+    base = change(base, n_threads=machine.performance_cores())
+    cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype in AGAIN)
+    planned = with_gates("04-controlled", scale, cells, exact_cache=False, anchor_dtype=DTYPE[scale])
+    return replace(planned, blocks=2 if scale == "mini" else BLOCKS)
+
+
+def kernels(scale: str, gpu: bool = False) -> tuple[MatMul, ...]:
+    """The engine's matrix product per tensor type: 512 columns as in prefill, one column as in decode.
+
+    `packed`: weights lie as the engine lays them out when it loads a model; `plain`: as the file holds them.
+    """
+    base = MatMul(n_threads=machine.performance_cores(), layout="packed", repetitions=5)
+    base = change(base, n_gpu_layers=-1 if gpu else 0)
+    many = change(base, n_rows=MATMUL_SIZE[scale])
+    one = change(base, n_rows=VECTOR_SIZE[scale], n_columns=1)
+    wanted = IN_QUICK if scale == "mini" else KERNELS
+    cells = [change(cell, dtype=dtype) for dtype in wanted for cell in (many, one)]
+    if not gpu:
+        cells += [change(cell, dtype=dtype, layout="plain") for dtype in PACKED for cell in (many, one)]
+    return tuple(cells)

@@ -1,0 +1,153 @@
+"""Every study by name, and every notebook with its question. A new study is one entry here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+
+from llama_meter.measure import plan
+from llama_meter.measure.plan import Plan
+from plamo_study.plans import (
+    batch_scaling,
+    batching_law,
+    chunked,
+    context,
+    disaggregation,
+    fragility,
+    hybrids,
+    numeric_range,
+    phase_asymmetry,
+    quality,
+    quantization,
+    replicas,
+    roofline,
+    scheduling,
+    serving,
+    speculative,
+    timeline,
+    your_machine,
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is measured under one name. Its notebook begins with the same two letters, unless `notebook` names another.
+
+    `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
+    is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
+    notebook. `whole`: times nothing and is meaningless in part. `weight`: its share where time is limited.
+    """
+
+    plan: Callable[..., Plan]
+    at_mini: bool = False
+    of_weights: bool = False
+    aside: bool = False
+    whole: bool = False
+    weight: int = 1
+    notebook: str = ""
+
+
+NOTEBOOKS = {
+    "your-machine": "how fast, what holds it back, how many at once, which type, and is it right",
+    "00-start-here": "two numbers and one explanation, in five minutes: guess first, then see",
+    "01-phase-asymmetry": "how far apart are prefill and decode, and why",
+    "02-roofline": "where do both phases stand against their machine's ceilings",
+    "03-batch-scaling": "what does a batch buy, and where does it stop",
+    "03b-batching-law": "is an answer its own when others ask too",
+    "04-quantization": "what does a smaller type of weights buy, in each phase",
+    "04b-quality": "what does a type lose, which tensor is fragile, and is it rounding or range",
+    "05-context-length": "how both phases move with context, by attention kernel and cache type",
+    "06-chunked-prefill": "what one long prompt does to everyone else",
+    "07-replicas": "N processes against one process with N sequences",
+    "08-speculative": "when drafting pays, and the hybrid's rollback tax",
+    "09-disaggregation": "prefill here, decode there: bytes, time, identity",
+    "10-scheduling": "who is served when, simulated and held against the engine",
+    "11-serving": "a real server under load: are its answers right, and what does it add to the engine",
+    "12-levers": "what to do next, by lever and by traffic",
+    "13-machines": "what one machine's rows say about another",
+    "14-methods": "how a number gets onto a page: processes, gates, watch, intervals",
+    "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
+}
+STUDIES = {
+    "your-machine": Study(your_machine.your_machine, weight=4),
+    "00-gates": Study(plan.gates, aside=True),
+    "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry, weight=4),
+    "02-roofline": Study(roofline.roofline, weight=3),
+    "02-trace": Study(timeline.trace),
+    "03-batch-scaling": Study(batch_scaling.batch_scaling, weight=5),
+    "03-source-table": Study(batch_scaling.source_table),
+    "03-batching-law": Study(batching_law.batching_law, at_mini=True, weight=2, notebook="03b-batching-law"),
+    "03-answers": Study(batching_law.answers, at_mini=True, aside=True, notebook="03b-batching-law"),
+    "04-quantization": Study(quantization.speed, weight=4),
+    "04-modes": Study(quantization.modes, aside=True),
+    "04-controlled": Study(quantization.controlled, aside=True),
+    "04-quality": Study(quality.quality, of_weights=True, weight=2, whole=True, notebook="04b-quality"),
+    "04-scan": Study(fragility.scan, of_weights=True, weight=2, whole=True, notebook="04b-quality"),
+    "04-ranges": Study(numeric_range.numeric_range, of_weights=True, notebook="04b-quality"),
+    "04-backends": Study(numeric_range.backends, at_mini=True, aside=True, whole=True, notebook="04b-quality"),
+    "05-context": Study(context.context, weight=3),
+    "05-memory": Study(context.memory, weight=2),
+    "05-naive": Study(context.naive),
+    "05-drift": Study(context.drift, at_mini=True, whole=True),
+    "05-window": Study(context.window, at_mini=True, aside=True, whole=True),
+    "05-values": Study(context.values, aside=True),
+    "05-copies": Study(context.copies, aside=True),
+    "06-chunked": Study(chunked.chunked, weight=3),
+    "06-tiles": Study(chunked.tiles, aside=True),
+    "06-every-chunk": Study(chunked.every_chunk, aside=True),
+    "07-replicas": Study(replicas.replicas, weight=3),
+    "08-speculative": Study(speculative.speculative, weight=3),
+    "08-several": Study(speculative.several, aside=True),
+    "08-drafters": Study(speculative.drafters, of_weights=True),
+    "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
+    "10-scheduling": Study(scheduling.scheduling, weight=3),
+    "10-fleet": Study(scheduling.fleet, aside=True),
+    "11-serving": Study(serving.serving, weight=3),
+    "11-knees": Study(serving.knees, aside=True),
+    "15-hybrids": Study(hybrids.hybrids, at_mini=True),
+    "15-costs": Study(hybrids.costs, at_mini=True, aside=True),
+    "15-elsewhere": Study(hybrids.elsewhere, at_mini=True, aside=True),
+}
+OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
+RANDOM_WEIGHTS = "shape"
+OF_FULL_SIZE = (  # as their titles say
+    "01-phase-asymmetry",
+    "02-roofline",
+    "03-batch-scaling",
+    "04-quantization",
+    "05-context-length",
+    "06-chunked-prefill",
+    "07-replicas",
+    "08-speculative",
+    "09-disaggregation",
+    "13-machines",
+    "14-methods",
+)
+
+
+def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
+    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
+    return [
+        (own, shown_at(own, scale))
+        for own in STUDIES
+        if notebook_of(own) == notebook_of(name) and not STUDIES[own].aside
+    ]
+
+
+def notebook_of(name: str) -> str:
+    """The notebook that a study, or a notebook itself, belongs to; "" for neither."""
+    if name in NOTEBOOKS:
+        return name
+    if name in STUDIES and STUDIES[name].notebook:
+        return STUDIES[name].notebook
+    return next((each for each in NOTEBOOKS if each[:2] == name[:2]), "")
+
+
+def shown_at(name: str, scale: str) -> str:
+    """The scale at which a study is shown where a notebook asks for `scale`."""
+    study = STUDIES[name]
+    return "mini" if study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS) else scale
+
+
+def varies(study: str) -> bool:
+    """Whether a study takes files and values of a user's own."""
+    return study in STUDIES and "sweep" in signature(STUDIES[study].plan).parameters

@@ -1,0 +1,1 @@
+"""Journals become one tidy frame; usable rows and names of machines are decided here."""

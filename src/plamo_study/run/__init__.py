@@ -1,0 +1,1 @@
+"""Papermill runs, alone and on many hosts."""

@@ -1,0 +1,1 @@
+"""Theme, charts, tables, and the line of evidence."""

@@ -1,0 +1,1 @@
+"""Frames in, estimates and verdicts out."""

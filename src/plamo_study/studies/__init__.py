@@ -1,1 +1,0 @@
-"""One folder per study, and the registry of all of them."""

@@ -1,1 +1,0 @@
-"""What a step of many sequences costs."""

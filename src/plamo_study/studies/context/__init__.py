@@ -1,1 +1,0 @@
-"""What a long context costs: time, memory, drift."""

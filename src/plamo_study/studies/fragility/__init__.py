@@ -1,1 +1,0 @@
-"""Which tensors suffer most from fewer bits."""

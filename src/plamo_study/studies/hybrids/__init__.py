@@ -1,1 +1,0 @@
-"""Is a hybrid's answer its own? Every recurrent architecture of llama.cpp."""

@@ -1,1 +1,0 @@
-"""Several machines side by side, each held against its own ceilings. Nothing is measured here."""

@@ -1,1 +1,0 @@
-"""Whose activations leave the range of half precision."""

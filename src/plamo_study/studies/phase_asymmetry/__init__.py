@@ -1,1 +1,0 @@
-"""How far apart prefill and decode are, and which ceiling limits each."""

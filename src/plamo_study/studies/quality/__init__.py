@@ -1,1 +1,0 @@
-"""What fewer bits cost in quality."""

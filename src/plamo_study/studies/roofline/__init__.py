@@ -1,1 +1,0 @@
-"""Every timed cell of every study under the ceilings of its machine."""

@@ -1,1 +1,0 @@
-"""A server under load, and a probe for any server."""

@@ -1,1 +1,0 @@
-"""What an engine does in one request, operator by operator."""

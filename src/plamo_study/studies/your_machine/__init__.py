@@ -1,1 +1,0 @@
-"""Your machine and your files: the write-up this study grew from."""

@@ -1,0 +1,96 @@
+"""The instrument by itself: its command measures, judges and reads without frames, charts or Jupyter."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import mini_file
+
+from llama_meter import journal
+from llama_meter.cells import Decode, Prefill
+from llama_meter.measure import phases
+from llama_meter.measure.asked import sweep
+from llama_meter.measure.plan import MODELS
+
+ABSENT = ("pandas", "altair", "IPython", "nbformat", "nbconvert", "papermill", "plamo_study", "typer", "rich")
+SMALL = ("-p", "16", "-n", "4", "-d", "8")
+ALONE = f"""
+import sys
+for name in {ABSENT!r}:
+    sys.modules[name] = None  # whoever imports it gets an ImportError, as where it is not installed
+from llama_meter.__main__ import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+def run(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-c", ALONE, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A reader's own file, in a folder with a blank."""
+    (tmp_path / "my files").mkdir()
+    return shutil.copy(mini_file(MODELS[0]), tmp_path / "my files" / "モデル.gguf")
+
+
+def test_a_file_is_measured_with_verdicts_and_never_twice(file, tmp_path):
+    asked = ("measure", file, *SMALL, "-s", "1,2", "--json", "--journal", tmp_path / "rows.jsonl")
+    first = run(*asked, folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [(line["workload"], line["n_seq"]) for line in lines] == [("prefill", 1), ("decode", 1), ("decode", 2)]
+    assert all(line["verdicts"] == ["valid"] and line["processes"] == 3 for line in lines)
+    assert all(line["low"] <= line["tokens_per_second"] <= line["high"] for line in lines)
+    kept = (tmp_path / "rows.jsonl").read_bytes()
+    again = run(*asked, folder=tmp_path)
+    assert (again.stdout, (tmp_path / "rows.jsonl").read_bytes()) == (first.stdout, kept)
+    read = run("read", tmp_path / "rows.jsonl", "--json", folder=tmp_path)
+    assert read.stdout == first.stdout
+    shown = run("read", tmp_path / "rows.jsonl", folder=tmp_path).stdout
+    assert len(shown.splitlines()) == 3
+    assert shown.count("valid") == 3
+
+
+def test_a_row_that_was_computed_wrong_is_called_so(file, tmp_path):
+    asked = ("measure", file, *SMALL, "--journal", tmp_path / "rows.jsonl")
+    assert run(*asked, folder=tmp_path).returncode == 0
+    wrong = (tmp_path / "rows.jsonl").read_text().replace('"valid":true', '"valid":false', 1)
+    (tmp_path / "rows.jsonl").write_text(wrong)  # the first row is the file's gate
+    assert "invalid" in run("read", tmp_path / "rows.jsonl", folder=tmp_path).stdout
+
+
+def test_a_sound_file_and_a_torn_one_are_told_apart(file, tmp_path):
+    assert run("judge", file, folder=tmp_path).returncode == 0
+    torn = tmp_path / "torn.gguf"
+    torn.write_bytes(mini_file(MODELS[0]).read_bytes()[:-4096])
+    judged = run("judge", torn, folder=tmp_path)
+    assert judged.returncode == 1
+    assert "blocking" in judged.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("measure", "absent.gguf"), ("judge", "absent.gguf"), ("read", "absent.jsonl"), ("probe", "http://127.0.0.1:9")],
+)
+def test_what_is_not_there_is_one_message_with_its_mend(arguments, tmp_path):
+    ended = run(*arguments, folder=tmp_path)
+    assert ended.returncode in (1, 2)
+    assert "Traceback" not in ended.stderr
+    assert "mend" in ended.stdout + ended.stderr
+
+
+def test_rates_are_tokens_over_the_median_time_of_each_process(file, tmp_path):
+    planned = phases.phases(sweep(files=str(file), n_prompt="16", n_gen="4", n_seq="1,2", n_depth="8"))
+    assert [type(cell) for cell in planned.cells] == [Prefill, Decode, Decode]
+    asked = ("measure", file, *SMALL, "-s", "1,2", "--journal", tmp_path / "rows.jsonl")
+    run(*asked, folder=tmp_path)
+    rows = journal.latest_rows(journal.read(tmp_path / "rows.jsonl"))
+    by = {(found.cell.workload, found.cell.n_seq): found for found in phases.rates(rows)}
+    steps = [sorted(row.samples_ns[0]) for row in rows if row.cell == by["decode", 2].cell]
+    middle = sorted((own[1] + own[2]) / 2 for own in steps)[1]
+    assert by["decode", 2].rate.value == pytest.approx(2e9 / middle)
