@@ -453,6 +453,15 @@ Cell = (
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}
 
+ORDER = (  # the order in the JSON that keys hash, and of frame columns: append new names at the end
+    "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
+    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
+    "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
+    "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
+    "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
+    "planted", "rungs",
+)  # fmt: skip
+
 
 def columns(cell: AnyCell) -> dict[str, Any]:
     """A cell's fields by the names of `ORDER`, with the usual default where its type has no such field."""
@@ -469,13 +478,3 @@ def canonical(cell: AnyCell) -> msgspec.Raw:
     """
     told = msgspec.to_builtins(cell)
     return msgspec.Raw(msgspec.json.encode(dict(sorted(told.items(), key=lambda pair: ORDER.index(pair[0])))))
-
-
-ORDER = (  # the order in the JSON that keys hash, and of frame columns: append new names at the end
-    "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
-    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
-    "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
-    "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
-    "planted", "rungs",
-)  # fmt: skip

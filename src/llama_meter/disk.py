@@ -1,4 +1,8 @@
-"""Files that appear whole or not at all, and never replace anything but a regular file."""
+"""Files of ours and of others: written whole or not at all, locked, and read within bounds.
+
+What is written appears under its name only when it is complete, and never replaces anything but a regular file. What
+comes from elsewhere is read up to a size and as text that a terminal can show.
+"""
 
 import errno
 import fcntl

@@ -1,8 +1,9 @@
-"""The search for infinities and NaNs among a file's weights, in pieces of constant memory.
+"""Whether a GGUF can be trusted for a measurement: everything that can be checked without an engine.
 
-Float types are checked number by number, block types by their F16 scales, as llama.cpp's own validation does
-(ggml-quants.c, ggml_validate_row_data): to dequantize every weight would take a hundred times as long. It does not know
-whether finite weights are the right ones.
+Infinities and NaNs among the weights are searched in pieces of constant memory. Float types are checked number by
+number, block types by their F16 scales, as llama.cpp's own validation does (ggml-quants.c, ggml_validate_row_data): to
+dequantize every weight would take a hundred times as long. It does not know how an engine handles the file
+(measure/checking.py does), nor whether finite weights are the released ones: a pinned SHA-256 does.
 """
 
 import re

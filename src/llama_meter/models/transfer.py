@@ -1,6 +1,6 @@
-"""The hub's refusals, each as a StudyError that says what to accept or set.
+"""Transfers from a hub: files by pin, resumed where they broke off, and its refusals as messages with a mend.
 
-No text from a server enters a message, so a token that it echoes is never shown. It knows no files.
+No text from a server enters a message, so a token that it echoes is never shown.
 """
 
 import errno

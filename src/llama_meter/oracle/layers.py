@@ -1,4 +1,8 @@
-"""Building blocks of both architectures: norm, rotary positions, attention, gated feed-forward."""
+"""The layers of PLaMo 2 and 3: norms, attention, and the selective state space of the Mamba layers.
+
+Sources: Gu & Dao 2023 (arXiv:2312.00752) for selectivity and discretisation, Dao & Gu 2024 (arXiv:2405.21060) for one
+scalar decay per head. PLaMo 2 adds norms on B, C and dt and interleaves z and x head by head.
+"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a cell of this study does: write a small random file, ask it one question, say how far off the answers are."""
+"""What a cell on a small random file does: ask the engine one question, measure how far off it is and what it costs."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Facts that both processes of a cell derive independently: contexts, tokens, arrivals; and how each decodes."""
+"""The process that reads prompts and hands states over, and what both ends derive: contexts, tokens, arrivals."""
 
 import os
 import select

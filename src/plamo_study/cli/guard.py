@@ -1,4 +1,4 @@
-"""What every command of this project runs in: progress on the console, and clear messages instead of tracebacks."""
+"""What every command of this project runs in: clear messages instead of tracebacks, and alone where it must be."""
 
 import os
 import signal

@@ -1,8 +1,4 @@
-"""Study 03: what evaluating several sequences together buys, per build of the engine, model and number of sequences.
-
-The step time of a process is the median of its steps; estimates are over processes, comparisons paired by block. What
-is fitted and compared are the `curves` of the study's rows.
-"""
+"""What a pass costs by the sequences and the prompt tokens that it holds."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Simulations that were made before: a page of recorded rows looks them up, and whatever differs is simulated anew.
+"""Requests served by a policy on a simulated machine: waits, tokens a second, capacity; simulated once and looked up.
 
 A simulation is named by its whole content: requests, policy, slots, and the step model's numbers to nine digits,
 because a fit differs between processors in the last ones. `tools/simulated.py` makes the file again.

@@ -1,4 +1,4 @@
-"""Times of rows: one number per process or block, and the ratio of two series paired by block."""
+"""Frames in, estimates and verdicts out: medians over processes, ratios paired by block, claims against thresholds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
