@@ -1,16 +1,14 @@
-"""Loaded before pytest's plugins: the package keeps jsonschema from building a grammar, a second in each process.
+"""Loaded before pytest's plugins: asks every notebook whether it loaded the engine, once its outputs were compared.
 
-And asks every notebook, when its cells were compared with their outputs, whether it loaded the engine: on recorded rows
-none may. What a chart draws is compared too: it stands in an output's metadata, at which nbval does not look.
+On recorded rows none may. What a chart draws is compared too: it stands in the metadata of an output, where nbval does
+not look.
 """
 
 import json
 
 import pytest
 
-import plamo_study  # noqa: F401
-
-SPEC_KEY = "plamo_study_vegalite"  # of present.theme, which loads Altair
+SPEC_KEY = "plamo_study_vegalite"  # of show.theme, which loads Altair
 
 ASKED = """
 import sys

@@ -292,7 +292,9 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    small = "from plamo_study.plans import batching_law\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
+    small = (
+        "from plamo_study.plans import batching_law as grid\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
+    )
     code = f"{small}import sys; sys.path.insert(0, {tool('law')[1].removesuffix('law.py')!r})\n"
     code += "import law, typer\nlaw.PROMPT = 16\nlaw.guarded(lambda: typer.run(law.law))"
     asked = ("--seed", "3", "--n", "1", "--n-batch", "512")

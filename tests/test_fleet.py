@@ -116,7 +116,7 @@ def _tree(folder: Path) -> Path:
 
 def _workers(host: str = "") -> list[psutil.Process]:
     """What measures on the hosts, or on one: processes of this machine here."""
-    every = [each for each in psutil.Process().children(recursive=True) if "studies.fleet_host" in _line(each)]
+    every = [each for each in psutil.Process().children(recursive=True) if "run.fleet_host" in _line(each)]
     return [each for each in every if each.environ()["PLAMO_STUDY_ROOT"].endswith(f"/{host}") or not host]
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from llama_meter import journal
+from llama_meter import cells, journal
 from llama_meter.cells import columns
 from llama_meter.engine import library
 from llama_meter.engine.nodes import PartSums
@@ -26,7 +26,6 @@ from llama_meter.oracle.judge import judge
 from llama_meter.workloads import context as depth
 from plamo_study.laws import batching_tests as law_check
 from plamo_study.live import collect
-from plamo_study.plans import context as context_plan
 from plamo_study.read import frame
 
 N, MICRO_BATCH = 48, 16
@@ -159,7 +158,7 @@ def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tm
 # ---------------------------------------------------------------- prefill at depth
 
 
-@pytest.mark.parametrize("label", [context_plan.LADDER, context_plan.WALK])
+@pytest.mark.parametrize("label", [cells.LADDER, cells.WALK])
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 def test_a_prompt_that_is_read_wrongly_at_depth_is_invalid(model, label, monkeypatch):
     cell = mini("depth", model, n_prompt=256, n_ubatch=64, n_gen=2, flash_attn="on", label=label)

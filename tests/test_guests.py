@@ -155,6 +155,6 @@ def test_other_pages_read_no_guest_s_rows():
     for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells
         code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-        if re.search(r"measured_added\(|\badded\(|analysis\.recordings\(", code):
+        if re.search(r"measured_added\(|\badded\(|machines\.recordings\(", code):
             reading.add(path.stem)
     assert reading - NEW == {page for page, _ in PAGES}

@@ -10,7 +10,7 @@ from conftest import mini_file
 
 from llama_meter import journal
 from llama_meter.cells import Decode, Prefill
-from llama_meter.measure import phases
+from llama_meter.measure import of_files
 from llama_meter.measure.asked import sweep
 from llama_meter.measure.plan import MODELS
 
@@ -85,12 +85,12 @@ def test_what_is_not_there_is_one_message_with_its_mend(arguments, tmp_path):
 
 
 def test_rates_are_tokens_over_the_median_time_of_each_process(file, tmp_path):
-    planned = phases.phases(sweep(files=str(file), n_prompt="16", n_gen="4", n_seq="1,2", n_depth="8"))
+    planned = of_files.plan(sweep(files=str(file), n_prompt="16", n_gen="4", n_seq="1,2", n_depth="8"))
     assert [type(cell) for cell in planned.cells] == [Prefill, Decode, Decode]
     asked = ("measure", file, *SMALL, "-s", "1,2", "--journal", tmp_path / "rows.jsonl")
     run(*asked, folder=tmp_path)
     rows = journal.latest_rows(journal.read(tmp_path / "rows.jsonl"))
-    by = {(found.cell.workload, found.cell.n_seq): found for found in phases.rates(rows)}
+    by = {(found.cell.workload, found.cell.n_seq): found for found in of_files.rates(rows)}
     steps = [sorted(row.samples_ns[0]) for row in rows if row.cell == by["decode", 2].cell]
     middle = sorted((own[1] + own[2]) / 2 for own in steps)[1]
     assert by["decode", 2].rate.value == pytest.approx(2e9 / middle)

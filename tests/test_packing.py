@@ -258,7 +258,7 @@ def test_a_second_replicate_of_a_cell_in_a_block_is_refused_and_a_repeat_of_it_i
 
 
 def test_an_analysis_that_raises_on_a_pack_is_a_refusal_with_a_reason(text, monkeypatch):
-    monkeypatch.setattr(strangers.analysis, "passes", lambda studies: 1 / 0)
+    monkeypatch.setattr(strangers.machines, "passes", lambda studies: 1 / 0)
     found = packs.unpack(gzip.compress(text), STUDIES)
     found.journals = {f"{name.partition('.')[0]}.shape": records for name, records in found.journals.items()}
     with pytest.raises(StudyError, match=r"cannot be analysed \(ZeroDivisionError"):

@@ -31,9 +31,9 @@ from llama_meter.measure.worker import Job
 from llama_meter.models import given
 from llama_meter.rows import Conditions, Evidence, Row
 from llama_meter.workloads import replica
-from plamo_study.plans import replicas
+from plamo_study.plans import replicas as plan
 
-WORKLOAD = replicas.replicas("mini").workload
+WORKLOAD = plan.replicas("mini").workload
 PROMPT, STEPS = 16, 12
 KILLS, ROWS = 3, 6
 LONGEST_S, PATIENCE_S = 0.8, 10.0
@@ -53,17 +53,17 @@ def arrangements(planned):
 
 
 def test_sequences_are_shared_out_evenly_among_the_processes_that_a_user_asks_for():
-    planned = replicas.replicas("mini", sweep=sweep(n_seq="6,2", processes="3,2"))
+    planned = plan.replicas("mini", sweep=sweep(n_seq="6,2", processes="3,2"))
     assert arrangements(planned) == {(1, 6), (3, 2), (2, 3), (1, 2), (2, 1)}
     for wrong in ({"n_seq": "6", "processes": "4"}, {"processes": "128", "n_seq": "256"}):
         with pytest.raises(StudyError, match=f"processes {wrong['processes']}"):
-            replicas.replicas("mini", sweep=sweep(**wrong))
+            plan.replicas("mini", sweep=sweep(**wrong))
 
 
 def test_a_file_is_loaded_no_more_often_than_fits_into_memory(tmp_path, monkeypatch):
     varied = sweep(files=str(foreign_models.write(tmp_path / "a.gguf")), n_seq="4")
     monkeypatch.setattr(machine, "memory_bytes", lambda: 3 * given.FILES[varied.files[0]].n_bytes)
-    planned = replicas.replicas("mini", sweep=varied)
+    planned = plan.replicas("mini", sweep=varied)
     assert {cell.files for cell in planned.cells if cell.files} == {varied.files}
     assert arrangements(planned) == {(1, 4), (2, 2)}
 
@@ -101,9 +101,9 @@ def test_a_killed_replica_takes_its_own_requests_and_no_others(steps):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux counts shares of pages")
 def test_mapped_weights_are_in_memory_once_private_and_repacked_ones_once_a_process():
-    files.make_models(replace(replicas.replicas("mini"), gates=()))
+    files.make_models(replace(plan.replicas("mini"), gates=()))
     mapped, private, repacked = (
-        run(replicas(2, 1, **kind)) for kind in ({}, {"use_mmap": False}, {"dtype": replicas.REPACKED})
+        run(replicas(2, 1, **kind)) for kind in ({}, {"use_mmap": False}, {"dtype": plan.REPACKED})
     )
     size = model_file(replicas(2, 1)).stat().st_size
     assert 0 < sum(mapped.series["mapped"]) <= 1.05 * size  # less where another test has mapped the file as well

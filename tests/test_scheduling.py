@@ -288,7 +288,7 @@ def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_gi
         return found
 
     monkeypatch.setattr(simulations, "used", {})
-    monkeypatch.setattr(simulations.kept, "looked_up", sometimes_again)
+    monkeypatch.setattr(simulations, "looked_up", sometimes_again)
     seen = observed.of_rows(rows)
     queueing.predictions(seen, taken("mini"))
     assert next(asked) > 80

@@ -40,11 +40,11 @@ def measure(asked: argparse.Namespace) -> int:
     """Measure both phases of files; rows go to a journal, and what is there already is not measured again."""
     from llama_meter.measure import runner
     from llama_meter.measure.asked import sweep
-    from llama_meter.measure.phases import phases
+    from llama_meter.measure.of_files import plan
 
     names = ("n_prompt", "n_gen", "n_seq", "n_depth", "n_threads", "n_gpu_layers", "flash_attn", "type_k", "type_v")
     wanted = sweep(files=[str(file) for file in asked.files], **{name: getattr(asked, name) for name in names})
-    planned = phases(wanted)
+    planned = plan(wanted)
 
     def tell(event: runner.Progress) -> None:
         if event.row is None:
@@ -95,7 +95,7 @@ def read(asked: argparse.Namespace) -> int:
 
 
 def _print(rows: Iterable[Row], as_json: bool) -> None:
-    from llama_meter.measure.phases import rates
+    from llama_meter.measure.of_files import rates
 
     for found in rates(rows):
         cell = found.cell

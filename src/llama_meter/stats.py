@@ -136,7 +136,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     """Ratio of two quantities measured in the same blocks: the median of the pairs' ratios, with its interval.
 
     Computed on logarithms, so that the inverse ratio is the reciprocal. The quotient of the two medians is
-    another quantity, which a shift between blocks moves: `present.tables` prints it too where the two differ much.
+    another quantity, which a shift between blocks moves: a table prints it too where the two differ much.
     """
     logs = np.log(np.asarray(numerator, float)) - np.log(np.asarray(denominator, float))
     n = len(logs)

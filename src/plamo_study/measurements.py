@@ -205,7 +205,8 @@ def parts(
     """
     found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
     if not any(len(each.rows) for each in found):
-        raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes", MORE)
+        why = "; ".join(dict.fromkeys(each.lacks for each in found))
+        raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes: {why}", MORE)
     return found
 
 

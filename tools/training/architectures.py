@@ -1,6 +1,6 @@
 """PLaMo 2 and PLaMo 3 as PyTorch modules, whole windows at a time, with the tensors of a GGUF as parameters.
 
-The same computation as `plamo_study.oracle`, in trainable form: attention over all pairs, the Mamba scan in its
+The same computation as `llama_meter.oracle`, in trainable form: attention over all pairs, the Mamba scan in its
 quadratic form, a piece of the window at a time. Parameters carry the names and shapes of `ModelSpec.tensor_shapes`,
 norm gains are the effective ones, and `ssm_a` is kept as log(-a), so that it stays negative.
 """

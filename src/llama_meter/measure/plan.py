@@ -1,4 +1,4 @@
-"""What every plan shares: cells, gates, anchor and blocks. Which cells a study measures is in studies/NAME/plan.py."""
+"""What every plan shares: cells, gates, anchor and blocks. Which cells are measured, whoever asks says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """The numeric range of a model's activations, asked for and judged: a probe runs in a process of its own.
 
-What it measures, range_probe.py says. The gate's findings cover the few tokens that it evaluates; `plamo-study models
-ranges` takes a longer text, which may reach further.
+What it measures, workloads/range_probe.py says. The gate's findings cover the few tokens that it evaluates;
+`plamo-study models ranges` takes a longer text, which may reach further.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Prompts get greedy answers one at a time, then several at once, in rounds, until all rounds are done or the server has
 ended. The server listens on loopback only. Nothing is timed. Timed loads, and the answers of notebook 11 and README,
-are those of studies/serving.
+are those of workloads/serving.py.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
 """A simulated machine, whose clock a step model drives, and methods to share requests out among several machines.
 
-The engine's own clock is `Live` in workload.py.
+The engine's own clock is `Live` in workloads/scheduling.py.
 
 Deterministic by seed: the same load, policy, model and seed give bit-identical times.
 """

@@ -22,7 +22,7 @@ KIND: Kind = "llama-server"
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Measure one cell; times and series are those of `serving.workload.run`."""
+    """Measure one cell; times and series are those of `serving.run`."""
     asked = traffic.drawn(cell)
     prompts = questions.of_lengths(path, asked.prompt, asked.output, cell.seed)
     stage("start")

@@ -34,7 +34,7 @@ FRAME = 1 << 17  # bytes at most of the descriptions of caches and layers, and o
 class Receiver:
     """A warm context that loads states of its own kind.
 
-    `log`: the engine's log from its creation; `tokens`: as `requests.tokens` draws them; nanoseconds to load the model
+    `log`: the engine's log from its creation; `tokens`: as `sender.tokens` draws them; nanoseconds to load the model
     and to warm up.
     """
 

@@ -124,4 +124,4 @@ class Days:
         return clock.least_work(asked, self.cell.n_machines, work)
 
 
-RUNS = {Fleet: run}  # not in workload.py: fitting needs pandas, which no other cell should wait for
+RUNS = {Fleet: run}  # not in the meter: fitting needs pandas, which no other cell should wait for

@@ -21,7 +21,7 @@ Three questions are kept apart.
 3. *What is protection worth?* Damage avoided when a point alone keeps the reference's type, per byte it costs, and
    the frontier of protecting class after class in that order. The order is chosen on the chunks it is measured on.
 
-This module reads rows (workload.py), no files and no engine.
+This module reads rows (llama_meter/workloads/fragility.py), no files and no engine.
 """
 
 from collections.abc import Iterable

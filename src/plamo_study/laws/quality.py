@@ -27,7 +27,7 @@ PAIRED = ["model", "a", "b", "kld_saved", "share", "p", "detectable"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One model's files on one text: series by name (workload.py), the reference's name, bytes per file."""
+    """One model's files on one text: series by name (workloads/quality.py of the meter), reference, bytes per file."""
 
     model: str
     text: str

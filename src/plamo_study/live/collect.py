@@ -56,7 +56,7 @@ def collect(
     summary, why = _measured(study, scale, at, minutes, device, asked) if source == "live" else (None, "")
     if why:
         _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
-        return Recording(frame.frame([], {}), {}, study, at, source)
+        return Recording(frame.frame([], {}), {}, study, at, source, lacks=why)
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)

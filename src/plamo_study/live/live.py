@@ -267,7 +267,7 @@ class Line:
             self.fail(trouble(row), FAILED_GATE)
 
     def fail(self, text: str, name: str) -> None:
-        """Say something once, as an error of this cell of a `name` in `publish.runs.GOES_ON`.
+        """Say something once, as an error of this cell of a `name` in `run.runs.GOES_ON`.
 
         Papermill writes the whole notebook, and exits with 1 because of it.
         """

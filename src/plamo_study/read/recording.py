@@ -26,7 +26,7 @@ DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, a
 class Recording:
     """The rows of one study at one scale, all of one machine, the facts they refer to, and their source.
 
-    `left_out`: cells for which there was no time.
+    `left_out`: cells for which there was no time; `lacks`: why a live study has no rows at all.
     """
 
     rows: "pd.DataFrame"
@@ -35,6 +35,7 @@ class Recording:
     scale: str
     source: str
     left_out: tuple[Cell, ...] = ()
+    lacks: str = ""
 
 
 def of_one_machine(rows: Sequence[Row]) -> list[Row]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import papermill
 import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
 
 from llama_meter.errors import StudyError
@@ -130,6 +129,8 @@ def declared(notebook: Path) -> dict[str, str]:
 @cache
 def _as_seen(notebook: Path, seen: tuple[int, ...]) -> dict[str, str]:
     """What a notebook declares, read once as long as it looks the same: a command asks five times for each."""
+    import papermill  # a third of a second, and what only checks values does without
+
     try:
         found = papermill.inspect_notebook(notebook)
     except Exception as problem:  # nbformat, papermill and JSON each raise their own kind here

@@ -6,7 +6,7 @@ from itertools import chain
 from statistics import median
 
 from llama_meter import stats
-from llama_meter.cells import Cell, Decode, Prefill
+from llama_meter.cells import Cell, Decode, Prefill, columns
 from llama_meter.limits import RIGHT
 from llama_meter.measure import verdicts, watch
 from llama_meter.measure.asked import Sweep
@@ -17,7 +17,7 @@ from llama_meter.rows import Row
 N_PROMPT, N_GEN, N_DEPTH = (512,), (32,), (128,)  # tokens read, steps written, tokens before the first step
 
 
-def phases(sweep: Sweep) -> Plan:
+def plan(sweep: Sweep) -> Plan:
     """A plan for `sweep.files`: each reads `n_prompt` tokens and writes `n_gen` tokens after `n_depth` others.
 
     `sweep.n_seq`: sequences that are written together, beside one. Raises StudyError where a file's context is too
@@ -72,4 +72,10 @@ def rates(rows: Iterable[Row]) -> list[Rate]:
         said = sorted({judged[row.key] for row in own}, key=lambda verdict: verdict in RIGHT)
         disturbed = sum(row.key in causes for row in own)
         found.append(Rate(cell, stats.rate(tokens, seconds), tuple(said), disturbed, len(own)))
-    return found
+    return sorted(found, key=_order)
+
+
+def _order(found: Rate) -> tuple[object, ...]:
+    """Files by name, prompts before steps, the shorter and the fewer first."""
+    told = columns(found.cell)
+    return found.cell.files, told["workload"] != "prefill", told["n_prompt"], told["n_gen"], told["n_seq"]
