@@ -1,6 +1,7 @@
 """The instrument by itself: its command measures, judges and reads without frames, charts or Jupyter."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import pytest
 from conftest import mini_file
 
-from llama_meter import journal
+from llama_meter import journal, paths
 from llama_meter.cells import Decode, Prefill
 from llama_meter.measure import of_files
 from llama_meter.measure.asked import sweep
@@ -94,3 +95,18 @@ def test_rates_are_tokens_over_the_median_time_of_each_process(file, tmp_path):
     steps = [sorted(row.samples_ns[0]) for row in rows if row.cell == by["decode", 2].cell]
     middle = sorted((own[1] + own[2]) / 2 for own in steps)[1]
     assert by["decode", 2].rate.value == pytest.approx(2e9 / middle)
+
+
+def test_installed_without_the_repository_it_keeps_what_it_remembers_in_the_cache_folder(file, tmp_path):
+    shutil.copytree(paths.ROOT / "src/llama_meter", tmp_path / "installed/llama_meter")
+    shutil.copy(paths.DATA / "models.toml", tmp_path / "installed/llama_meter")  # as a wheel does
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("PLAMO_STUDY_ROOT", None)
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE, "measure", str(file), *SMALL], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("valid") == 2
+    assert [path.name for path in (tmp_path / "cache/llama-meter/data/models").iterdir()] == ["given.json"]
+    assert {path.name for path in (tmp_path / "installed").iterdir()} == {"llama_meter"}
