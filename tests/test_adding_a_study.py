@@ -60,9 +60,8 @@ TYPES = {  # in cells.py, each before the line it names
     ")  # fmt: skip\n\n\ndef columns": '    "n_counted",\n',  # at the end of ORDER
 }
 ENTRIES = {  # in plans/registry.py, each before the line it names
-    "    hybrids,\n": "    half_a_prompt,\n",
     "}\nSTUDIES": f'    "{NAME}": "what does half a prompt cost",\n',
-    '    "00-gates"': f'    "{NAME}": Study(half_a_prompt.halves),\n',
+    '    "00-gates"': f'    "{NAME}": Study("half_a_prompt.halves"),\n',
 }
 MOST_FILES = 5
 

@@ -138,7 +138,7 @@ SEVERAL = {
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "absent"), [(name, each) for name, studies in SEVERAL.items() for each in studies])
 def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, monkeypatch):
-    usual, lacks = measurements.collect, [absent]
+    usual, lacks = measurements.recorded, [absent]
 
     def some(study, *how):
         found = usual(study, *how)
@@ -147,7 +147,7 @@ def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, 
         lacks.remove(study)
         return replace(found, rows=found.rows.head(0), facts={})
 
-    monkeypatch.setattr(measurements, "collect", some)
+    monkeypatch.setattr(measurements, "recorded", some)
     executed(name)
 
 
@@ -155,9 +155,9 @@ def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, 
 @pytest.mark.parametrize("name", [name for name in PAGES if recording.added(name, "shape")])
 def test_a_page_is_written_from_the_rows_of_a_gpu(name, monkeypatch):
     there = recording.added(name, "shape")[0]
-    usual = measurements.collect
+    usual = measurements.recorded
     monkeypatch.setattr(
-        measurements, "collect", lambda study, *how: replace(there) if study == name else usual(study, *how)
+        measurements, "recorded", lambda study, *how: replace(there) if study == name else usual(study, *how)
     )
     executed(name)
 

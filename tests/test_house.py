@@ -130,7 +130,12 @@ def names(code: str) -> set[str]:
     """Every name that a module or a page uses."""
     found = [(getattr(n, "id", ""), getattr(n, "attr", ""), getattr(n, "name", "")) for n in ast.walk(ast.parse(code))
              if isinstance(n, ast.Name | ast.Attribute | ast.alias)]  # fmt: skip
-    return {name for each in found for name in each if name}
+    written = {
+        n.value.rpartition(".")[2]
+        for n in ast.walk(ast.parse(code))
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and re.fullmatch(r"[a-z_.]+\.[a-z_]+", n.value)
+    }  # a plan, by its name
+    return {name for each in found for name in each if name} | written  # fmt: skip
 
 
 def only_one_page_reads(package: dict[str, str], tools: list[str], pages: list[str]) -> set[str]:
@@ -251,6 +256,16 @@ def test_importing_and_reading_rows_map_no_engine(code):
     maps = subprocess.run(ran, capture_output=True, text=True, check=True).stdout
     assert "python" in maps
     assert not {line.split()[-1] for line in maps.splitlines() if "libllama" in line or "libggml" in line}
+
+
+def test_recorded_rows_are_read_without_engine_oracle_worker_and_files():
+    """What reads rows is the small study: of the instrument it needs what a row is."""
+    code = "import sys; from plamo_study.measurements import measurements; measurements('01-phase-asymmetry')"
+    ran = children.python("-c", f"{code}; print(*sys.modules)")
+    loaded = subprocess.run(ran, capture_output=True, text=True, check=True).stdout.split()
+    upper = ("engine.", "oracle.", "measure.worker", "measure.runner", "models.check", "models.given")
+    assert "plamo_study.read.frame" in loaded
+    assert not [name for name in loaded if name.startswith(tuple(f"llama_meter.{each}" for each in upper))]
 
 
 def test_a_rule_of_the_house_is_broken_by_what_is_planted_against_it(tmp_path, monkeypatch):

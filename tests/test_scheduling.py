@@ -335,10 +335,10 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     }
     changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
     both = (usual, observed.of_rows(changed))
-    monkeypatch.setattr(measurements, "collect", lambda *asked: replace(recorded, rows=rows))
+    monkeypatch.setattr(measurements, "recorded", lambda *asked: replace(recorded, rows=rows))
     before = queueing.predictions(usual, taken("shape"))
     measurements.recording.cache_clear()
-    monkeypatch.setattr(measurements, "collect", lambda *asked: replace(recorded, rows=changed))
+    monkeypatch.setattr(measurements, "recorded", lambda *asked: replace(recorded, rows=changed))
     after = queueing.predictions(both[1], taken("shape"))
     measurements.recording.cache_clear()
     told = before["way"].isin(queueing.PACED)

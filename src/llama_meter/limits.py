@@ -26,3 +26,4 @@ SWAPPED_LIMIT = 64 << 20  # bytes moved to swap and back while a worker ran
 STALLED_LIMIT = 0.05  # share of the timed parts in which some task waited for memory
 PRESSURES = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # OSThermalPressureLevel 0 to 4 of macOS
 LONG_NS = 500_000_000  # a timed part at least this long resolves others' CPU time, which is counted in units of 10 ms
+SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply

@@ -13,9 +13,8 @@ from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.workloads import chunk_calls as chunked
-from plamo_study.live.collect import MORE, collect
 from plamo_study.read import handing_over as moved, processors, replicas as shared, scheduling, serving
-from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read
+from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read, recorded
 from plamo_study.read.usable import unrepeated, usable
 from plamo_study.show.evidence import chip
 
@@ -203,6 +202,10 @@ def parts(
 
     Raises StudyError where none of them was measured, and as `measurements`.
     """
+    if source != "live" and asked == NOTHING:
+        return tuple(recorded(study, source, scale, device) for study in studies)
+    from plamo_study.live.collect import MORE, collect  # the engine and all that measures come with it
+
     found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
     if not any(len(each.rows) for each in found):
         why = "; ".join(dict.fromkeys(each.lacks for each in found))

@@ -8,7 +8,6 @@ from typing import Any
 
 from llama_meter.cells import File
 from llama_meter.errors import StudyError
-from llama_meter.models import given
 
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
@@ -85,7 +84,7 @@ def sweep(**asked: Any) -> Sweep:
         raise StudyError(f"-p {min(unknown)}", "no study varies it", f"use one of {', '.join(sorted(known))}")
     values = {name: value for name, value in asked.items() if value not in (None, "", [], ())}
     read: Mapping[str, Callable[[str, Any], Any]] = {
-        "files": lambda name, value: tuple(each.file for each in given.give(value)),
+        "files": _files,
         "draft_file": _drafter, "rates": _reals, "acceptance": _reals,
         "dtypes": lambda name, value: tuple(_words(value)),
         "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
@@ -131,11 +130,17 @@ def _range(name: str, word: str) -> Iterable[int]:
     return values
 
 
+def _files(name: str, value: Any) -> tuple[File, ...]:
+    from llama_meter.models import given  # checking a file takes most of this package, and few ask for one
+
+    return tuple(each.file for each in given.give(value))
+
+
 def _drafter(name: str, value: Any) -> tuple[File, ...]:
-    found = given.give(value)
+    found = _files(name, value)
     if len(found) != 1:
         raise StudyError(f"{name} {value}", f"names {len(found)} files", "give one model that drafts for all files")
-    return (found[0].file,)
+    return found
 
 
 def _reals(name: str, value: Any) -> tuple[float, ...]:

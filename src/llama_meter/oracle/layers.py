@@ -68,9 +68,6 @@ def gate(up: np.ndarray) -> np.ndarray:
     return silu(a) * b
 
 
-SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply
-
-
 def softplus(x: np.ndarray) -> np.ndarray:
     """log(1 + exp(x)) without overflow."""
     return np.logaddexp(np.float32(0), x)

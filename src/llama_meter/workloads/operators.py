@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from llama_meter.engine.spans import Node, Operand, Phase, Timeline
-from llama_meter.oracle.layers import SCAN_FLOPS
+from llama_meter.limits import SCAN_FLOPS
 
 PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "ssm_in", "ssm_x", "ssm_dt", "ssm_out", "head")
 ATTENTION = ("flash_attention", "kq", "softmax", "kqv", "rope", "kv_write")

@@ -9,7 +9,7 @@ are an upper bound.
 from dataclasses import dataclass
 from typing import Any
 
-from llama_meter.oracle.layers import SCAN_FLOPS
+from llama_meter.limits import SCAN_FLOPS
 
 Model = dict[str, Any]
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,

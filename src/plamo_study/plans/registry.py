@@ -2,48 +2,43 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from inspect import signature
+from typing import TYPE_CHECKING
 
-from llama_meter.measure import plan
-from llama_meter.measure.plan import Plan
-from plamo_study.plans import (
-    batch_scaling,
-    batching_law,
-    chunked,
-    context,
-    disaggregation,
-    fragility,
-    hybrids,
-    numeric_range,
-    phase_asymmetry,
-    quality,
-    quantization,
-    replicas,
-    roofline,
-    scheduling,
-    serving,
-    speculative,
-    timeline,
-    your_machine,
-)
+if TYPE_CHECKING:
+    from llama_meter.measure.plan import Plan
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is measured under one name. Its notebook begins with the same two letters, unless `notebook` names another.
+    """What is measured under one name. `where`: the function that plans it, by its module in this
+    room or by its whole name.
+
+    A plan is imported when it is asked for: whoever reads rows needs none. Its notebook begins with the same two
+    letters, unless `notebook` names another.
 
     `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
     is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
     notebook. `whole`: times nothing and is meaningless in part. `weight`: its share where time is limited.
     """
 
-    plan: Callable[..., Plan]
+    where: str
     at_mini: bool = False
     of_weights: bool = False
     aside: bool = False
     whole: bool = False
     weight: int = 1
     notebook: str = ""
+
+    @property
+    def plan(self) -> "Callable[..., Plan]":
+        """The function from a scale to a plan."""
+        module, _, name = self.where.rpartition(".")
+        found: Callable[..., Plan] = getattr(
+            import_module(module if "." in module else f"{__package__}.{module}"), name
+        )
+        return found
 
 
 NOTEBOOKS = {
@@ -68,44 +63,44 @@ NOTEBOOKS = {
     "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
 }
 STUDIES = {
-    "your-machine": Study(your_machine.your_machine, weight=4),
-    "00-gates": Study(plan.gates, aside=True),
-    "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry, weight=4),
-    "02-roofline": Study(roofline.roofline, weight=3),
-    "02-trace": Study(timeline.trace),
-    "03-batch-scaling": Study(batch_scaling.batch_scaling, weight=5),
-    "03-source-table": Study(batch_scaling.source_table),
-    "03-batching-law": Study(batching_law.batching_law, at_mini=True, weight=2, notebook="03b-batching-law"),
-    "03-answers": Study(batching_law.answers, at_mini=True, aside=True, notebook="03b-batching-law"),
-    "04-quantization": Study(quantization.speed, weight=4),
-    "04-modes": Study(quantization.modes, aside=True),
-    "04-controlled": Study(quantization.controlled, aside=True),
-    "04-quality": Study(quality.quality, of_weights=True, weight=2, whole=True, notebook="04b-quality"),
-    "04-scan": Study(fragility.scan, of_weights=True, weight=2, whole=True, notebook="04b-quality"),
-    "04-ranges": Study(numeric_range.numeric_range, of_weights=True, notebook="04b-quality"),
-    "04-backends": Study(numeric_range.backends, at_mini=True, aside=True, whole=True, notebook="04b-quality"),
-    "05-context": Study(context.context, weight=3),
-    "05-memory": Study(context.memory, weight=2),
-    "05-naive": Study(context.naive),
-    "05-drift": Study(context.drift, at_mini=True, whole=True),
-    "05-window": Study(context.window, at_mini=True, aside=True, whole=True),
-    "05-values": Study(context.values, aside=True),
-    "05-copies": Study(context.copies, aside=True),
-    "06-chunked": Study(chunked.chunked, weight=3),
-    "06-tiles": Study(chunked.tiles, aside=True),
-    "06-every-chunk": Study(chunked.every_chunk, aside=True),
-    "07-replicas": Study(replicas.replicas, weight=3),
-    "08-speculative": Study(speculative.speculative, weight=3),
-    "08-several": Study(speculative.several, aside=True),
-    "08-drafters": Study(speculative.drafters, of_weights=True),
-    "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
-    "10-scheduling": Study(scheduling.scheduling, weight=3),
-    "10-fleet": Study(scheduling.fleet, aside=True),
-    "11-serving": Study(serving.serving, weight=3),
-    "11-knees": Study(serving.knees, aside=True),
-    "15-hybrids": Study(hybrids.hybrids, at_mini=True),
-    "15-costs": Study(hybrids.costs, at_mini=True, aside=True),
-    "15-elsewhere": Study(hybrids.elsewhere, at_mini=True, aside=True),
+    "your-machine": Study("your_machine.your_machine", weight=4),
+    "00-gates": Study("llama_meter.measure.plan.gates", aside=True),
+    "01-phase-asymmetry": Study("phase_asymmetry.phase_asymmetry", weight=4),
+    "02-roofline": Study("roofline.roofline", weight=3),
+    "02-trace": Study("timeline.trace"),
+    "03-batch-scaling": Study("batch_scaling.batch_scaling", weight=5),
+    "03-source-table": Study("batch_scaling.source_table"),
+    "03-batching-law": Study("batching_law.batching_law", at_mini=True, weight=2, notebook="03b-batching-law"),
+    "03-answers": Study("batching_law.answers", at_mini=True, aside=True, notebook="03b-batching-law"),
+    "04-quantization": Study("quantization.speed", weight=4),
+    "04-modes": Study("quantization.modes", aside=True),
+    "04-controlled": Study("quantization.controlled", aside=True),
+    "04-quality": Study("quality.quality", of_weights=True, weight=2, whole=True, notebook="04b-quality"),
+    "04-scan": Study("fragility.scan", of_weights=True, weight=2, whole=True, notebook="04b-quality"),
+    "04-ranges": Study("numeric_range.numeric_range", of_weights=True, notebook="04b-quality"),
+    "04-backends": Study("numeric_range.backends", at_mini=True, aside=True, whole=True, notebook="04b-quality"),
+    "05-context": Study("context.context", weight=3),
+    "05-memory": Study("context.memory", weight=2),
+    "05-naive": Study("context.naive"),
+    "05-drift": Study("context.drift", at_mini=True, whole=True),
+    "05-window": Study("context.window", at_mini=True, aside=True, whole=True),
+    "05-values": Study("context.values", aside=True),
+    "05-copies": Study("context.copies", aside=True),
+    "06-chunked": Study("chunked.chunked", weight=3),
+    "06-tiles": Study("chunked.tiles", aside=True),
+    "06-every-chunk": Study("chunked.every_chunk", aside=True),
+    "07-replicas": Study("replicas.replicas", weight=3),
+    "08-speculative": Study("speculative.speculative", weight=3),
+    "08-several": Study("speculative.several", aside=True),
+    "08-drafters": Study("speculative.drafters", of_weights=True),
+    "09-disaggregation": Study("disaggregation.disaggregation", weight=3),
+    "10-scheduling": Study("scheduling.scheduling", weight=3),
+    "10-fleet": Study("scheduling.fleet", aside=True),
+    "11-serving": Study("serving.serving", weight=3),
+    "11-knees": Study("serving.knees", aside=True),
+    "15-hybrids": Study("hybrids.hybrids", at_mini=True),
+    "15-costs": Study("hybrids.costs", at_mini=True, aside=True),
+    "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

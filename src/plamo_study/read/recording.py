@@ -11,6 +11,7 @@ from llama_meter.journal import LOCAL, OTHERS, REFERENCE, journal_path
 from llama_meter.measure import defects
 from llama_meter.measure.identity import renewed
 from llama_meter.rows import Cell, Record, Row
+from plamo_study.plans import registry
 from plamo_study.read import frame
 
 if TYPE_CHECKING:
@@ -71,6 +72,21 @@ def read(study: str, source: str, scale: str, machine: str = "", device: str = "
     rows = [row for row in journal.latest_rows(records) if row.machine == machine or not machine]
     rows = of_device(rows, device) if source == "live" else rows
     return of_rows(rows, records, study, source, scale) if rows else None
+
+
+def recorded(study: str, source: str, scale: str, device: str) -> Recording:
+    """The tracked rows of a study, at the scale at which a notebook of `scale` shows it.
+
+    Raises StudyError for an unknown source or device, and where nothing is recorded.
+    """
+    check_source(source)
+    check_device(device)
+    at = registry.shown_at(study, scale) if study in registry.STUDIES else scale
+    records = _records(study, source, at)
+    if not (rows := journal.latest_rows(records)):
+        path = journal_path(study, at, REFERENCE)
+        raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
+    return of_rows(rows, records, study, source, at)
 
 
 def of_device(rows: Sequence[Row], device: str) -> list[Row]:

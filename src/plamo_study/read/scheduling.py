@@ -13,8 +13,8 @@ import numpy as np
 
 from llama_meter import stats
 from llama_meter.cells import PARTS, SERVER, SPLIT
+from llama_meter.serve.objectives import WITHIN
 from llama_meter.simulate.loop import Load, quantile
-from plamo_study.plans.scheduling import WITHIN
 from plamo_study.stats.estimates import NS
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
