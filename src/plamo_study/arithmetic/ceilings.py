@@ -250,10 +250,11 @@ def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
     return found[packed] if packed.any() else found
 
 
-def at(table: pd.DataFrame, place: Place, ceiling: str) -> pd.DataFrame:
-    """The lines of a place and a ceiling."""
+def at(table: pd.DataFrame, place: Place, ceiling: str = "") -> pd.DataFrame:
+    """The lines of a place, and of one ceiling where it is named."""
     here = (table["machine"] == place.machine) & (table["n_threads"] == place.n_threads)
-    return table[here & (table["n_gpu_layers"] == place.n_gpu_layers) & (table["ceiling"] == ceiling)]
+    here &= table["n_gpu_layers"] == place.n_gpu_layers
+    return table[here & (table["ceiling"] == ceiling)] if ceiling else table[here]
 
 
 def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:

@@ -19,6 +19,7 @@ STEP_S = {"RAPL": 0.01, "NVML": 0.2, "IOReport": 0.1}  # in which a meter is upd
 LEAST = 5  # steps of the shortest timed part
 BOARD = "NVML"  # the meter of a GPU alone
 CELL = ["machine", "build", "model", "dtype", "n_threads", "n_gpu_layers", "workload", "n_prompt", "n_gen", "n_seq"]
+PER_TOKEN = [*CELL, "meter", "watts", "idle", "joules", "least_s", "most"]
 
 
 def idle(rows: pd.DataFrame) -> pd.DataFrame:
@@ -35,6 +36,8 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
     Left out: rows whose timed part is shorter than LEAST of the meter's steps, rows of blocks without an idle row, and
     an NVIDIA board's joules while the processor computed.
     """
+    if not rows["joules"].map(bool).any():  # no meter: most machines
+        return pd.DataFrame(columns=PER_TOKEN)
     used = usable(rows[rows["workload"].isin(["prefill", "decode"])])
     powers = _powers(used[used["status"] == "ok"])
     powers["step_s"] = powers["meter"].map(lambda meter: STEP_S[meter.split()[0]])
@@ -52,7 +55,7 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
         found, off = stats.median(group["joules_token"].tolist()), float(group["step_s"].max()) / least_s
         entry |= {"joules": replace(found, low=found.low * (1 - off), high=found.high * (1 + off)), "least_s": least_s}
         entries.append(entry | {"most": (limit - quiet) * token_s})
-    return pd.DataFrame(entries, columns=[*CELL, "meter", "watts", "idle", "joules", "least_s", "most"])
+    return pd.DataFrame(entries, columns=PER_TOKEN)
 
 
 def _powers(rows: pd.DataFrame) -> pd.DataFrame:

@@ -112,15 +112,18 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
         files = {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
         limits: dict[tuple[Place, tuple[str, str], int], Limits | StudyError] = {}
         found = usable(rows[rows["workload"].isin(TIMED)])
-        found = found[found["samples_ns"].map(len).astype(bool)]
+        found = found[found["samples_ns"].map(len).astype(bool)][[*KEY, "samples_ns", "prefill_ns", "series"]]
+        near: dict[Place, list[pd.DataFrame]] = {}  # the ceilings of a place, its study's first
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
             cell |= {"n": len(group), "chip": device(facts[cell["machine"]], cell["n_gpu_layers"] != 0)}
             for timed in _timed(cell, group):
                 held = (place, file, timed.tokens)
+                if place not in near:
+                    near[place] = [ceilings.at(each, place) for each in (table, pooled)]
                 if held not in limits:
-                    limits[held] = _limits([table, pooled], place, files[file], timed.tokens, fastest, by_columns)
+                    limits[held] = _limits(near[place], place, files[file], timed.tokens, fastest, by_columns)
                 yield name, facts, cell, files[file], timed, limits[held]
 
 
