@@ -14,7 +14,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.workloads import chunk_calls as chunked
 from plamo_study.live.collect import MORE, collect
-from plamo_study.read import handing_over as moved, processors, replicas as shared, scheduling, serving
+from plamo_study.read import answers as became, metrics, processors
 from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read
 from plamo_study.read.usable import unrepeated, usable
 from plamo_study.show.evidence import chip
@@ -222,7 +222,7 @@ def answers(*study: Any) -> pd.DataFrame:
     server that was asked.
     """
     found = recording(*study)
-    return serving.answers(found.rows)
+    return became.by_request(found.rows)
 
 
 def models(
@@ -260,11 +260,11 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
     """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
     if row["workload"] == "traffic":
-        yield from scheduling.measured(row)
+        yield from metrics.traffic(row)
     elif row["workload"] in ("shipment", "service"):
-        yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
+        yield from (metrics.shipment if row["workload"] == "shipment" else metrics.service)(row)
     elif row["workload"] == "replicas":
-        yield from shared.replicas(row)
+        yield from metrics.replicas(row)
     elif len(times):
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":
@@ -281,7 +281,7 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts
     if row["workload"] == "serving":
-        yield from serving.measured(row)
+        yield from metrics.serving(row)
     if row["model"] and row["peak_rss_bytes"]:
         peak = float(row["peak_rss_bytes"])
         yield "memory", "B", peak, np.array([peak])
