@@ -152,7 +152,7 @@ def crowds(found: Crowds | None) -> Table:
 
 
 def side_by_side(held: pd.DataFrame) -> Table:
-    """Ranges for the released and the patched server, stopped equally long; `held`: a frame of `endurance.alike`."""
+    """Ranges for the released and the patched server, stopped equally long; `held`: a frame of `serving.alike`."""
     entries = []
     for name in dict.fromkeys(held["server"]):
         of = held[held["server"] == name]

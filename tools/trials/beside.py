@@ -122,7 +122,7 @@ def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int)
         n_clients=n_clients,
         round=number,
         ttft=[(request.token_ns[0] - request.sent_ns) / metrics.NS for request in requests],
-        itl=list(metrics.mean_gaps(tokens) / metrics.NS),
+        itl=(metrics.mean_gaps(tokens) / metrics.NS).tolist(),
         whole=[(request.token_ns[-1] - request.sent_ns) / metrics.NS for request in requests],
         n_gen=[answer.n_gen for answer in found.answers],
         throughput=metrics.throughput(arrived, tokens, metrics.NS),
