@@ -12,7 +12,6 @@ import pandas as pd
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
-from llama_meter.workloads import chunk_calls as chunked
 from plamo_study.live.collect import MORE, collect
 from plamo_study.read import answers as became, metrics, processors
 from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read
@@ -276,7 +275,7 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         else:
             yield ("step" if what == "decode" else what), "s", middle, times
     if row["workload"] == "arrival":
-        yield from chunked.arrival(row)
+        yield from metrics.arrival(row)
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts

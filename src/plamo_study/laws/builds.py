@@ -3,7 +3,7 @@
 import pandas as pd
 
 from llama_meter import stats
-from llama_meter.workloads import chunk_calls
+from plamo_study.read import metrics
 from plamo_study.read.usable import STOCK, usable
 from plamo_study.stats.estimates import NS, median_sample, paired_ratio
 
@@ -44,6 +44,6 @@ def full_chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
     for row in good.to_dict("records"):
         if not row["n_seq"]:
             how = row["build"] + (", no flash attention" if row["flash_attn"] == "off" else "")
-            (seconds,) = (value for metric, _, value, _ in chunk_calls.arrival(row) if metric == "chunk")
+            (seconds,) = (value for metric, _, value, _ in metrics.arrival(row) if metric == "chunk")
             found.setdefault((row["model"], how, int(row["n_chunk"])), {})[row["block"]] = seconds
     return {key: pd.Series(found[key]) for key in sorted(found, key=lambda key: not key[1].startswith(STOCK))}

@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 
 from llama_meter import stats
-from llama_meter.cells import PARTS, PHASES, SERVER, SPLIT
+from llama_meter.cells import PARTS, PHASES, SERVER, SPLIT, Arrival
 from llama_meter.rows import Request
 from llama_meter.serve.objectives import OBJECTIVES
 from llama_meter.simulate.loop import Load, quantile
+from llama_meter.workloads.chunk_calls import before, calls
 from plamo_study.plans.scheduling import WITHIN
 from plamo_study.stats.estimates import NS
 
@@ -153,8 +154,8 @@ def memory(row: Mapping[str, Any]) -> dict[str, float]:
 def traffic(row: Mapping[str, Any]) -> Iterator[Measured]:
     """A load that a policy served: METRICS, and "busy" where calls are known; "call" where calls were made alone."""
     if row["label"] == PARTS:
-        calls = np.array(row["samples_ns"][0], float) / NS
-        yield "call", "s", float(np.median(calls)), calls
+        times = np.array(row["samples_ns"][0], float) / NS
+        yield "call", "s", float(np.median(times)), times
     elif all(each.token_ns for each in row["requests"]):
         for metric, value in _served(row).items():
             if not np.isnan(value):
@@ -188,8 +189,8 @@ def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
     further = answer_ms / np.maximum(n_gen - 1, 1) / MS
     counted = (prompt_ms > 0) & (n_gen > 1)
     samples |= {"own_ttft": prompt_ms[counted] / MS, "own_tpot": further[counted]}
-    before = np.argsort([request.ended_ns for request in requests])[: len(requests) - row["n_clients"]]
-    full = [further[n] for n in before if row["n_clients"] and n_gen[n] > 1]
+    ended = np.argsort([request.ended_ns for request in requests])[: len(requests) - row["n_clients"]]
+    full = [further[n] for n in ended if row["n_clients"] and n_gen[n] > 1]
     samples["own_tpot_full"] = full if row["server"] == "llama-server" else []
     for name, values in samples.items():
         if len(values):
@@ -220,6 +221,55 @@ def _open_loop(row: Mapping[str, Any]) -> Iterator[Measured]:
     if came := [each for each in requests if each.token_ns]:
         goodput = kept / (span(*stamps(came)) / NS)
         yield "goodput", "1/s", goodput, np.array([goodput])
+
+
+def arrival(row: Mapping[str, Any]) -> Iterator[Measured]:
+    """A prompt that arrives while others are answered, from the times of its calls, all in seconds.
+
+    "chunk": the calls with the largest piece of the prompt. If sequences decode, also "step before": the steps before
+    the prompt arrives; "itl" and "itl_max" of those sequences from its arrival on; and the prompt's "ttft".
+    """
+    cell = cell_of(row)
+    times = [ns / NS for ns in row["samples_ns"][0]]
+    found = {"chunk": _full_calls(cell, times)}
+    if cell.n_seq:
+        waits, ttft = _during(cell, times)
+        found |= {"step before": times[: cell.n_gen], "itl": waits, "itl_max": [max(waits)]}
+        found["ttft"] = [ttft]
+    for metric, samples in found.items():
+        yield metric, "s", float(np.median(samples)), np.array(samples)
+
+
+def cell_of(row: Mapping[str, Any]) -> Arrival:
+    """The cell of a row, as far as its calls depend on it."""
+    return Arrival(
+        depth=int(row["n_prompt"]), n_gen=int(row["n_gen"]), n_seq=int(row["n_seq"]),
+        n_arriving=int(row["n_arriving"]), n_chunk=int(row["n_chunk"]), way=row["way"],
+    )  # fmt: skip
+
+
+def _full_calls(cell: Arrival, times: list[float]) -> list[float]:
+    """Seconds of the calls with the largest piece of the prompt."""
+    pieces = [dict(call).get(cell.n_seq, 0) for call in calls(cell)]
+    pieces[len(pieces) - cell.n_gen :] = [0] * cell.n_gen  # the tokens after the prompt
+    largest = max(pieces)
+    return [seconds for seconds, piece in zip(times, pieces, strict=True) if piece == largest]
+
+
+def _during(cell: Arrival, times: list[float]) -> tuple[list[float], float]:
+    """Gaps between tokens of those decoding, from the prompt's arrival on, and its time to the first token."""
+    found, waited, ttft, left = [], 0.0, 0.0, cell.n_arriving
+    for call, seconds in list(zip(calls(cell), times, strict=True))[before(cell) :]:
+        waited += seconds
+        if left > 0:
+            ttft += seconds
+            left -= dict(call).get(cell.n_seq, 0)
+        if 0 in dict(call):
+            found.append(waited)
+            waited = 0.0
+            if left <= 0:
+                break
+    return found, ttft
 
 
 # ------------------------------------------------------------------ traffic, measured or simulated
