@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from plamo_study.arithmetic import kernels
-from plamo_study.laws import passes, passes as study
+from plamo_study.laws import builds
 
 SEQUENCES = (*range(1, 17), 24, 32)
 USUAL = {
@@ -14,7 +14,7 @@ USUAL = {
 }  # fmt: skip
 
 
-def made_up(seconds, model=passes.HYBRID, build="stock", blocks=5, noise=0.01, seed=7, **changes):
+def made_up(seconds, model=builds.HYBRID, build="stock", blocks=5, noise=0.01, seed=7, **changes):
     """Decode rows whose steps take `seconds(n_seq)`, times a factor of the block and a little noise."""
     rng = np.random.default_rng(seed)
     base = USUAL | {"workload": "decode", "policy": "shared", "model": model, "build": build, "engine": build}
@@ -30,7 +30,7 @@ def made_up(seconds, model=passes.HYBRID, build="stock", blocks=5, noise=0.01, s
 
 def of_one(rows):
     """The curve of rows of one build and model."""
-    (curve,) = study.curves(rows).values()
+    (curve,) = builds.curves(rows).values()
     return curve
 
 
@@ -38,12 +38,10 @@ def straight(n):
     return 0.03 + 0.01 * n
 
 
-def test_steps_and_factors_come_out_as_put_in_and_wrong_rows_are_in_no_curve():
+def test_steps_come_out_as_put_in_and_wrong_rows_are_in_no_curve():
     rows = made_up(straight, noise=0)
     curve = of_one(rows)
     assert curve.loc[16].median() == pytest.approx(0.19 * 1.1)
-    assert study.factor(curve, 16).value == pytest.approx(16 * 0.04 / 0.19)
-    assert study.factor(curve, 1).value == 1.0
     bad = made_up(lambda n: 1e-6, verdict="invalid")
     assert of_one(pd.concat([rows, bad], ignore_index=True)).equals(curve)
 

@@ -13,7 +13,7 @@ from plamo_study.laws import batching_tests as law_check
 from plamo_study.laws.batching import CORRECT, Engine, micro_batches, packed, replay, smallest_abort
 from plamo_study.measurements import answers, recording
 from plamo_study.plans import batching_law, batching_law as law_plan
-from plamo_study.read import frame, serving
+from plamo_study.read import answers as became, frame
 
 
 def steps(slots, n=2):
@@ -130,5 +130,5 @@ def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
     row = rows[(rows.workload == "answers") & rows.verdict.eq("valid")].iloc[0]
     for gap, answer in ((0.1, "near-tie"), (0.3, "changed")):
         planted = row.series | {"differs": [3.0, *row.series["differs"][1:]], "gap": [gap, *row.series["gap"][1:]]}
-        one = serving.answers(rows.loc[[row.name]].assign(series=[planted]))
+        one = became.by_request(rows.loc[[row.name]].assign(series=[planted]))
         assert one.answer.iloc[0] == answer

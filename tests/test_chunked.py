@@ -10,6 +10,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure.asked import sweep
 from llama_meter.workloads import chunk_calls
 from plamo_study.plans import chunked
+from plamo_study.read import metrics
 
 DECODING, STEPS, PROMPT = 3, 2, 96
 WAYS = [("whole", 0), ("apart", 32), ("together", 32), ("together", 40)]
@@ -101,13 +102,13 @@ def made_up(cell, chunk=lambda n: n * 1e-3, step=2e-3):
 
 def test_an_arrival_tells_its_waits_apart():
     found = {metric: (unit, value, samples.tolist()) for metric, unit, value, samples in
-             chunk_calls.arrival(made_up(arrival(way="apart"))[0])}  # fmt: skip
+             metrics.arrival(made_up(arrival(way="apart"))[0])}  # fmt: skip
     assert {unit for unit, _, _ in found.values()} == {"s"}
     assert {name: value for name, (_, value, _) in found.items()} == pytest.approx(
         {"chunk": 32e-3, "step before": 2e-3, "itl": 34e-3, "itl_max": 34e-3, "ttft": 3 * 32e-3 + 4e-3}
     )
     assert found["itl"][2] == pytest.approx([34e-3] * 3)
-    whole = {name: value for name, _, value, _ in chunk_calls.arrival(made_up(arrival(way="whole", n_chunk=0))[0])}
+    whole = {name: value for name, _, value, _ in metrics.arrival(made_up(arrival(way="whole", n_chunk=0))[0])}
     assert (whole["itl_max"], whole["ttft"]) == pytest.approx((99e-3, 96e-3))
-    ((name, _, value, samples),) = chunk_calls.arrival(made_up(ALONE)[0])
+    ((name, _, value, samples),) = metrics.arrival(made_up(ALONE)[0])
     assert (name, value, len(samples)) == ("chunk", 40e-3, 2)

@@ -21,7 +21,7 @@ from llama_meter.models import given
 from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
 from llama_meter.workloads import context as depth, drift
-from plamo_study.laws import context, memory as context_memory, prediction as context_prediction
+from plamo_study.laws import context, memory as context_memory
 from plamo_study.plans import context as plan_context
 from plamo_study.read import frame
 from plamo_study.stats import growth
@@ -82,7 +82,7 @@ def test_the_log_reserves_what_arithmetic_says(type_kv, whole):
         session, log = opened(model, whole, flash_attn="on", type_k=type_kv, type_v=type_kv)
         with session:
             taken = filling.memory(log)
-        found = context_prediction.reserved(
+        found = context_memory.reserved(
             model_fact(model, "mini", "F16"), f"on/{type_kv}/{type_kv}", 16 * PART, PART, whole
         )
         assert taken.kv == pytest.approx(found["kv"], rel=0.01)

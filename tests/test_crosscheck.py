@@ -14,7 +14,7 @@ from crosscheck import ceilings as beside, llama_bench as crosscheck, perplexity
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, result_file
-from plamo_study.laws import side_by_side
+from plamo_study.laws import checked_ceilings
 
 SCRIPT = """#!{python}
 import json, os, sys
@@ -84,33 +84,33 @@ def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, monke
     monkeypatch.setattr(beside, "READS", 3)
     monkeypatch.setattr(beside, "PRODUCTS", 2)
     found = beside.side_by_side("mini", likwid(tmp_path, RATES), 2)
-    assert {run.round for run in found.runs if run.what == side_by_side.READ} == {0, 1}
+    assert {run.round for run in found.runs if run.what == checked_ceilings.READ} == {0, 1}
     for run in (run for run in found.runs if run.what.startswith("likwid")):  # pages as large as ours, and small ones
         assert run.rates == [1000.5e6 if "small pages" in run.what else 2000.5e6]
-    assert {side_by_side.LIKE_WITH_LIKE, "likwid-bench, read only, small pages"} <= {run.what for run in found.runs}
-    assert all(len(run.rates) == 3 for run in found.runs if run.what == side_by_side.READ)
-    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", side_by_side.MATMUL))
+    assert {checked_ceilings.LIKE_WITH_LIKE, "likwid-bench, read only, small pages"} <= {run.what for run in found.runs}
+    assert all(len(run.rates) == 3 for run in found.runs if run.what == checked_ceilings.READ)
+    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", checked_ceilings.MATMUL))
     assert found.tools["NumPy"].startswith("NumPy")
     assert "kernels" in found.tools["NumPy"]
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    result_file.keep(found, "local", side_by_side.NAME)
-    assert side_by_side.load("local") == found
-    assert side_by_side.load("reference") is None
-    (tmp_path / "local" / side_by_side.NAME).write_text("{")
+    result_file.keep(found, "local", checked_ceilings.NAME)
+    assert checked_ceilings.load("local") == found
+    assert checked_ceilings.load("reference") is None
+    (tmp_path / "local" / checked_ceilings.NAME).write_text("{")
     with pytest.raises(StudyError, match="damaged"):
-        side_by_side.load("local")
+        checked_ceilings.load("local")
     for body, said in (('sys.exit("no such kernel")', "no such kernel"), ('print("nothing")', "printed no MByte/s")):
         with pytest.raises(StudyError, match=said):
             beside.side_by_side("mini", likwid(tmp_path, body), 1)
 
 
 def test_rates_are_work_over_time_and_ratios_are_paired():
-    runs = [(side_by_side.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
-    runs += [(side_by_side.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
+    runs = [(checked_ceilings.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
+    runs += [(checked_ceilings.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
     table = pd.DataFrame(runs, columns=["what", "round", "rates"])
-    rates = side_by_side.rates(table).set_index("what")
-    assert rates.loc[side_by_side.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
-    ratio = side_by_side.ratios(table).iloc[0]
+    rates = checked_ceilings.rates(table).set_index("what")
+    assert rates.loc[checked_ceilings.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
+    ratio = checked_ceilings.ratios(table).iloc[0]
     assert ratio["ratio"].value == pytest.approx(1.0)
     assert ratio["verdict"] == "holds"
 

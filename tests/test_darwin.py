@@ -38,7 +38,7 @@ from plamo_study.live import collect, live
 from plamo_study.plans import quantization
 from plamo_study.plans.hybrids import hybrids
 from plamo_study.plans.your_machine import your_machine
-from plamo_study.read import processors, replicas
+from plamo_study.read import metrics, processors
 from plamo_study.read.recording import DEVICES, of_device, read
 from plamo_study.show import evidence
 
@@ -291,10 +291,10 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     assert len(found.series["private"]) == len(found.series["before private"]) == 2
     assert "pss" not in found.series
     row = {"series": found.series, "n_processes": 2, "checks": {"own_bytes": 0}}
-    memory = replicas.memory(row)
+    memory = metrics.memory(row)
     assert isnan(memory["mapped"]), "how much of the file is in memory is not known there"
     assert memory["grown"] == sum(found.series["private"]) - sum(found.series["before private"])
-    assert isnan(replicas.memory(row | {"series": {"rss": [9.0], "before rss": [1.0], "mapped": []}})["grown"])
+    assert isnan(metrics.memory(row | {"series": {"rss": [9.0], "before rss": [1.0], "mapped": []}})["grown"])
     for name in (
         "CPU_Mapped",
         "MTL0_Mapped",

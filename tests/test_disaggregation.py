@@ -17,7 +17,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from test_runner import sweeping
 
 from llama_meter import journal
-from llama_meter.cells import Service, Shipment
+from llama_meter.cells import PHASES, Service, Shipment
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
 from llama_meter.measure import runner
@@ -30,7 +30,6 @@ from llama_meter.workloads import sender, sender as shipping, shipment, wire
 from llama_meter.workloads.wire import Reply, State
 from plamo_study.arithmetic import states
 from plamo_study.plans import disaggregation
-from plamo_study.read import handing_over
 
 WORKLOAD = disaggregation.disaggregation("mini").workload
 MODELS = (HYBRID, ATTENTION)
@@ -58,7 +57,7 @@ def run(cell):
 def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
     measured = run(cell)
     assert (measured.checks["identical"], measured.checks["second_path_error"]) == (1.0, 0.0)
-    assert [len(sample) for sample in measured.samples_ns] == [len(handing_over.PHASES)] * cell.repetitions
+    assert [len(sample) for sample in measured.samples_ns] == [len(PHASES)] * cell.repetitions
     shape = vars(registry.spec(cell.model, "mini"))
     assert measured.n_bytes == states.size(shape, cell.n_prompt, cell.type_k, cell.type_v).total
 

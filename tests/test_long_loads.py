@@ -19,7 +19,7 @@ from llama_meter.engine import server_build
 from llama_meter.errors import StudyError
 from llama_meter.serve import server, traffic
 from llama_meter.serve.server import Setup
-from plamo_study.laws import endurance, serving
+from plamo_study.laws import serving
 from plamo_study.read import results
 from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Minute, Run, Soak
 
@@ -170,7 +170,7 @@ def test_a_soak_whose_server_dies_loses_no_request_and_is_written_read_back_and_
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     soak.write(found, "reference")
     assert results.soaks("reference", "mini") == [found]
-    told = endurance.minutes(results.soaks("reference", "mini"))
+    told = serving.minutes(results.soaks("reference", "mini"))
     assert told["ttft"].isna().iloc[-1]
     assert (told["sent"].iloc[0], told["lost"].iloc[0]) == (found.sent, found.failed)
 
@@ -203,7 +203,7 @@ def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, 
     assert results.soaks("reference", "mini", held=True) == [held(GONE), held(LEFT)]
     soak.write(held(GONE, patched=True), "reference")
     assert len(results.soaks("reference", "mini", held=True)) == 2, "the patched one is of another kind"
-    told = endurance.held("reference", "mini").drop_duplicates(["server", "run"])
+    told = serving.held("reference", "mini").drop_duplicates(["server", "run"])
     assert told[["server", "run"]].to_numpy().tolist() == [[RELEASED, 1], [RELEASED, 2], [PATCHED, 1]]
     kept.write_text("[{}]")
     with pytest.raises(StudyError, match="is damaged") as damaged:
@@ -212,7 +212,7 @@ def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, 
 
 
 def side_by_side():
-    return upstream.side_by_side(endurance.alike(endurance.held("reference", "mini")))
+    return upstream.side_by_side(serving.alike(serving.held("reference", "mini")))
 
 
 @pytest.mark.parametrize(

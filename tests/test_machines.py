@@ -16,7 +16,7 @@ from llama_meter.stats import Estimate
 from llama_meter.workloads import chunk_calls
 from plamo_study.laws import gpu, machines
 from plamo_study.plans import chunked, registry
-from plamo_study.read import processors
+from plamo_study.read import metrics, processors
 from plamo_study.read.frame import unstarred
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
@@ -190,7 +190,7 @@ def mac(studies):
             if name == gpu.CHUNKS:
                 own = rows[rows["workload"].eq("arrival") & rows["n_seq"].eq(0)].drop_duplicates(["model", "block"])
                 rows = pd.concat([own.assign(n_chunk=n) for n in chunked.GPU_SIZES], ignore_index=True)
-                evaluated = [len(chunk_calls.calls(chunk_calls.cell_of(row))) for row in rows.to_dict("records")]
+                evaluated = [len(chunk_calls.calls(metrics.cell_of(row))) for row in rows.to_dict("records")]
                 taken = [int(chunk(n) * 1e6) for n in rows["n_chunk"]]
                 rows["samples_ns"] = [[[ns] * n] for ns, n in zip(taken, evaluated, strict=True)]
                 rows["disturbed"], rows["drift"] = False, 0.0

@@ -27,7 +27,7 @@ from llama_meter.workloads import scheduling as workload, sender
 from plamo_study import measurements
 from plamo_study.laws import fleets, observed, queueing, simulations
 from plamo_study.plans import scheduling as fleets_plan, scheduling as plan
-from plamo_study.read import recording, scheduling as measures
+from plamo_study.read import metrics, recording
 from plamo_study.run import cluster
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
@@ -271,7 +271,7 @@ def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
 def test_a_percentile_of_too_few_requests_is_not_given():
     """The 99th percentile of 48 requests is the slowest of them."""
     gaps = np.full(400, 1e-3), np.ones(400)
-    few, enough = (measures.waits(np.linspace(0.001, 1, n), gaps) for n in (48, 299))
+    few, enough = (metrics.percentiles(np.linspace(0.001, 1, n), gaps) for n in (48, 299))
     assert [name for name in few if np.isnan(few[name])] == ["ttft_p95", "ttft_p99"]
     assert not [name for name in enough if np.isnan(enough[name])]
     assert few["itl_p99"] == enough["itl_p99"] == pytest.approx(1e-3)

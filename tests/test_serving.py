@@ -24,9 +24,9 @@ from llama_meter.serve.client import Answer, Prompt, Target
 from llama_meter.serve.server import Setup
 from llama_meter.workloads import serving
 from plamo_study.laws import serving as analysis
-from plamo_study.read import serving as metrics
+from plamo_study.read import answers, metrics
 
-MS = 1_000_000
+MS, NS = 1_000_000, 1e9
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
 needs_python = pytest.mark.skipif(not server.has_python_server(), reason="the extra [server] is not installed")
 
@@ -316,15 +316,14 @@ def request(first_ms, gap_ms, n=5, due_ms=0.0, sent_ms=None, failure=""):
 
 
 def test_metrics_are_what_they_and_other_tools_define_them_as():
-    told = metrics.of_load([request(100, 10), request(200, 20, due_ms=50), request(0, 0, failure="HTTP 503: busy")])
-    assert told["ttft"] == pytest.approx(0.150)
-    assert told["tpot"] == pytest.approx(0.015)
-    assert told["largest"] == pytest.approx(0.020)
-    assert (told["answered"], told["failed"], told["n_tokens"]) == (2, 1, 10)
-    assert told["throughput"] == pytest.approx(10 / 0.330)
-    assert np.isnan(told["ttft_p90"]), "two requests are too few for a percentile"
-    kept = [request(100, 10), request(200, 10), request(100, 20)]
-    assert metrics.goodput(kept, objectives.Objectives(0.15, 0.015)) == pytest.approx(1 / metrics.span(kept))
+    asked = [request(100, 10), request(200, 20, due_ms=50), request(0, 0, failure="HTTP 503: busy")]
+    arrived, tokens = metrics.stamps(metrics.answered(asked), NS)
+    assert metrics.first_tokens(arrived, tokens) == pytest.approx([0.100, 0.200])
+    assert metrics.mean_gaps(tokens) == pytest.approx([0.010, 0.020])
+    assert metrics.gaps(tokens) == pytest.approx([0.010] * 4 + [0.020] * 4)
+    assert metrics.throughput(arrived, tokens) == pytest.approx(10 / 0.330)
+    in_ns = metrics.stamps(metrics.answered(asked))
+    assert metrics.throughput(*in_ns, second=NS) == pytest.approx(10 / 0.330)
 
 
 def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock():
@@ -333,7 +332,7 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     series |= {"lag": [0.0, 1e-3, 0.0], "switches": [5.0 * 8 * 20]}
     row = {"server": "llama-server", "n_clients": 4, "checks": {"client_binds": 1.0}, "series": series}
     row["requests"] = [request(9, 2.0, due_ms=100 * i) for i in range(8)]
-    told = {name: (unit, value) for name, unit, value, _ in metrics.measured(row)}
+    told = {name: (unit, value) for name, unit, value, _ in metrics.serving(row)}
     assert told["ttft"] == told["own_ttft"] == ("s", pytest.approx(0.009))
     assert told["itl"] == ("s", pytest.approx(0.002))
     assert told["own_tpot_full"] == ("s", pytest.approx(0.002)), "of those that ended while others came"
@@ -342,7 +341,7 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     assert (told["late"][1], told["binds"][1]) == (pytest.approx(0.5), 1.0)
     row["requests"] = [request(0, 0, failure="ConnectError") for _ in row["requests"]]
     row["series"] |= {"n_gen": [0.0] * 8, "prompt_ms": [0.0] * 8, "answer_ms": [0.0] * 8, "switches": [0.0]}
-    assert {name for name, *_ in metrics.measured(row)} == {"binds"}, "who answered nothing has no times"
+    assert {name for name, *_ in metrics.serving(row)} == {"binds"}, "who answered nothing has no times"
 
 
 def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_however_often_it_was_asked():
@@ -356,7 +355,7 @@ def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_howeve
     row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "dtype": "F16", "build": "stock",
            "server": "s", "n_prompt": 8, "n_gen": 5, "n_seq": 4, "n_clients": 2, "key": "k", "requests": requests,
            "series": {"differs": differs, "gap": gap}}  # fmt: skip
-    told = metrics.answers(pd.DataFrame([row]))
+    told = answers.by_request(pd.DataFrame([row]))
     assert told.answer.tolist() == ["changed", "near-tie", "lost", "lost", *["as alone"] * 4, "changed", "near-tie"]
     assert told.prompt.tolist() == [*range(8), 0, 1]
     assert told.reached.tolist() == [n != 3 for n in range(10)]
@@ -364,7 +363,7 @@ def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_howeve
     assert (one.prompts, one.prompts_changed, one.answers, one.changed, one.near_ties) == (7, 1, 9, 2, 2)
     assert (one.failed, one.servers, one.died, one.how, one.said) == (2, 1, 1, "SIGABRT", "GGML_ASSERT(x) failed")
     assert analysis.under_load(told.assign(n_clients=0)).empty, "nobody else asked"
-    none = metrics.answers(pd.DataFrame([row | {"status": "failed"}]))
+    none = answers.by_request(pd.DataFrame([row | {"status": "failed"}]))
     assert list(none[none.reached]) == list(told), "a frame without lines has its columns, also when it is filtered"
 
 
@@ -373,10 +372,11 @@ def test_every_rate_that_came_at_random_times_has_its_share_of_requests_that_met
     series |= {"lag": [0.0, 1e-3, 0.0]}
     row = {"server": "llama-server", "n_clients": 0, "checks": {"client_binds": 0.0}, "series": series, "scale": "mini"}
     row |= {"per_second": 2.0, "requests": [request(9, 2), request(9, 2), request(9, 11), request(251, 2)]}
-    told = {name: samples.tolist() for name, _, _, samples in metrics.measured(row)}
+    told = {name: samples.tolist() for name, _, _, samples in metrics.serving(row)}
     assert (told["rate"], told["met"]) == ([2.0], [0.5]), "one came late, and one was slow"
+    assert told["goodput"] == pytest.approx([2 / 0.259]), "until the late one's last token"
     row["series"] = series | {"rates": [1.0, 4.0], "met": [1.0, 0.25]}
-    told = {name: samples.tolist() for name, _, _, samples in metrics.measured(row)}
+    told = {name: samples.tolist() for name, _, _, samples in metrics.serving(row)}
     assert (told["rate"], told["met"]) == ([1.0, 4.0], [1.0, 0.25])
 
 
@@ -439,7 +439,7 @@ def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorde
            "server": "s", "n_seq": 4, "n_clients": 2, "n_prompt": 1, "n_gen": 1, "key": "k",
            "series": {"differs": [0], "gap": [lead]},
            "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])]}  # fmt: skip
-    told = metrics.answers(pd.DataFrame([row]))
+    told = answers.by_request(pd.DataFrame([row]))
     assert told.answer.item() == ("near-tie" if tie else "changed")
     counted = analysis.under_load(told)
     assert (counted.near_ties.item(), counted.prompts_changed.item(), counted.prompts.item()) == (tie, 1 - tie, 1)

@@ -26,7 +26,7 @@ from plamo_study.cli import report
 from plamo_study.cli.guard import guarded, interruptible
 from plamo_study.cli.options import finite
 from plamo_study.cli.server import DAY_S
-from plamo_study.laws import beside as draft_results
+from plamo_study.laws import drafting
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -67,7 +67,7 @@ def drafts(
     """Let llama-server and our loop speculate with the same drafts in turn: what is accepted, and how fast?"""
     _quiet()
     found = draft_runs.compare(rounds)
-    report.console.print(f"kept: {report.short(draft_results.write(found, report.place(reference)))}")
+    report.console.print(f"kept: {report.short(drafting.write(found, report.place(reference)))}")
 
 
 @app.command()

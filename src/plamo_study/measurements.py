@@ -12,8 +12,7 @@ import pandas as pd
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
-from llama_meter.workloads import chunk_calls as chunked
-from plamo_study.read import handing_over as moved, processors, replicas as shared, scheduling, serving
+from plamo_study.read import answers as became, metrics, processors
 from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read, recorded
 from plamo_study.read.usable import unrepeated, usable
 from plamo_study.show.evidence import chip
@@ -225,7 +224,7 @@ def answers(*study: Any) -> pd.DataFrame:
     server that was asked.
     """
     found = recording(*study)
-    return serving.answers(found.rows)
+    return became.by_request(found.rows)
 
 
 def models(
@@ -263,11 +262,11 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
     """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
     if row["workload"] == "traffic":
-        yield from scheduling.measured(row)
+        yield from metrics.traffic(row)
     elif row["workload"] in ("shipment", "service"):
-        yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
+        yield from (metrics.shipment if row["workload"] == "shipment" else metrics.service)(row)
     elif row["workload"] == "replicas":
-        yield from shared.replicas(row)
+        yield from metrics.replicas(row)
     elif len(times):
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":
@@ -279,12 +278,12 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         else:
             yield ("step" if what == "decode" else what), "s", middle, times
     if row["workload"] == "arrival":
-        yield from chunked.arrival(row)
+        yield from metrics.arrival(row)
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts
     if row["workload"] == "serving":
-        yield from serving.measured(row)
+        yield from metrics.serving(row)
     if row["model"] and row["peak_rss_bytes"]:
         peak = float(row["peak_rss_bytes"])
         yield "memory", "B", peak, np.array([peak])

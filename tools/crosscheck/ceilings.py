@@ -20,7 +20,7 @@ from llama_meter.cells import MatMul, Read
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, plan, process
 from llama_meter.workloads.phases import MATMUL_COLUMNS
-from plamo_study.laws.side_by_side import INSTALL, Run, SideBySide
+from plamo_study.laws.checked_ceilings import INSTALL, Run, SideBySide
 
 READS = 40  # passes over the array in one run: a fifth of a second
 PRODUCTS = 6  # matrix products in one run, after one that warms up

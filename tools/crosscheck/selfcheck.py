@@ -23,7 +23,7 @@ from llama_meter.measure.worker import Job
 from llama_meter.models import synthetic
 from llama_meter.rows import SCHEMA, Conditions, Row
 from llama_meter.stats import Estimate
-from plamo_study.laws import side_by_side
+from plamo_study.laws import checked_ceilings
 from plamo_study.plans import quality as plan_quality
 from plamo_study.read import disturbances
 from plamo_study.stats import coverage
@@ -99,14 +99,14 @@ def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:
 def ceilings(scale: str, likwid: Path, rounds: int, place: str) -> list[Check]:
     """Our ceilings beside likwid-bench's and NumPy's, kept in data/measured/<place>; only like with like is judged."""
     found = crosscheck_ceilings.side_by_side(scale, likwid, rounds)
-    result_file.keep(found, place, side_by_side.NAME)
-    return [_beside(entry) for entry in side_by_side.ratios(side_by_side.frame(found)).to_dict("records")]
+    result_file.keep(found, place, checked_ceilings.NAME)
+    return [_beside(entry) for entry in checked_ceilings.ratios(checked_ceilings.frame(found)).to_dict("records")]
 
 
 def _beside(entry: dict[str, Any]) -> Check:
     judged, ratio = entry["verdict"], entry["ratio"]
     measured = f"{ratio:.3f} over {ratio.n} interleaved rounds" + (f": {judged}" if judged else "")
-    wanted = f"within {side_by_side.MARGIN:.0%} of 1" if judged else "reported"
+    wanted = f"within {checked_ceilings.MARGIN:.0%} of 1" if judged else "reported"
     return Check(f"{entry['ours']} / {entry['other']}", measured, wanted, judged in ("", "holds"))
 
 

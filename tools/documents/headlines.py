@@ -13,10 +13,11 @@ import pandas as pd
 from llama_meter.errors import StudyError
 from llama_meter.measure.plan import MODELS
 from llama_meter.stats import Claim
-from plamo_study.laws import batching_tests as batching_law, context, passes as batch_scaling, serving
-from plamo_study.laws.passes import CORRECT
+from plamo_study.laws import batching_tests as batching_law, context, serving
+from plamo_study.laws.builds import CORRECT
 from plamo_study.measurements import answers, measurements, recording
 from plamo_study.read.recording import Recording, added
+from plamo_study.read.usable import STOCK
 from plamo_study.show import charts, collected, theme
 from plamo_study.show.evidence import chips, escaped
 from plamo_study.stats.estimates import estimate
@@ -32,21 +33,21 @@ def corruption() -> Said:
     """The effect of concurrent requests on a server as released, and whether the law predicts it."""
     law = recorded("03-batching-law", "mini")
     checked = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
-    stock = checked[(checked["build"] == batch_scaling.STOCK) & checked["judged"]]
+    stock = checked[(checked["build"] == STOCK) & checked["judged"]]
     there = added("03-batching-law", "mini")
     on_gpu = pd.concat(batching_law.of_hybrid(batching_law.checked(r.rows, r.facts), r.facts) for r in there)
-    on_gpu = on_gpu[on_gpu["build"] == batch_scaling.STOCK]
+    on_gpu = on_gpu[on_gpu["build"] == STOCK]
     drawn = (stock["label"] == "").sum()
     _while(stock["exact"].all() and on_gpu["exact"].all(), "corruption")
     loads, asked = recorded("11-serving", "mini"), answers("11-serving", "recorded", "mini")
     asked = asked[asked["model"].str.startswith(MODELS[0]) & (asked["server"] == "llama-server")]
     together = serving.under_load(asked).set_index("build")
-    released, patched = (together.loc[build] for build in (batch_scaling.STOCK, CORRECT))
+    released, patched = (together.loc[build] for build in (STOCK, CORRECT))
     _while(released["prompts_changed"] == released["prompts"] and not patched["prompts_changed"], "corruption")
     least, most = (users := asked["n_clients"][asked["n_clients"] > 1]).min(), users.max()
     changed, of, dead, runs = (released[name] for name in ("changed", "answers", "died", "servers"))
     prompts, still, of_all = released["prompts"], patched["changed"], patched["answers"]
-    other, distinct, where = shared_calls(batch_scaling.STOCK)
+    other, distinct, where = shared_calls(STOCK)
     kept, *_ = shared_calls(CORRECT)
     _while(int(other) > int(distinct) / 2 and int(kept) == 0, "corruption")
     english = (
@@ -225,7 +226,7 @@ def picture() -> bytes:
     """PNG: tokens per second of a batch at every number of sequences, for both real models."""
     theme.enable()
     m = measurements("03-batch-scaling")
-    steps = m[m.usable & m.metric.eq("step") & m.policy.eq("shared") & m.build.eq(batch_scaling.STOCK)]
+    steps = m[m.usable & m.metric.eq("step") & m.policy.eq("shared") & m.build.eq(STOCK)]
     rate = estimate(steps[~steps.model.str.contains("matched")], by="model n_seq", work="n_seq")
     title, y_title = f"What a batch writes, {_machine('03-batch-scaling')}", "tokens per second, all sequences"
     ticks: list[float] = [1, 4, 5, 8, 9, 12, 13, 16, 24, 32]

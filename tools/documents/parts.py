@@ -12,7 +12,7 @@ from llama_meter import paths
 from llama_meter.disk import growing
 from llama_meter.journal import REFERENCE
 from llama_meter.serve import concurrency
-from plamo_study.laws import endurance
+from plamo_study.laws import serving
 from plamo_study.measurements import answers
 from plamo_study.plans import registry, speculative as speculation
 from plamo_study.read import results
@@ -161,7 +161,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},
     WAKEUPS: {
         "crowds": lambda: upstream.crowds(results.crowds(REFERENCE))._repr_markdown_(),
-        "held": lambda: upstream.side_by_side(endurance.alike(endurance.held(REFERENCE, "mini")))._repr_markdown_(),
+        "held": lambda: upstream.side_by_side(serving.alike(serving.held(REFERENCE, "mini")))._repr_markdown_(),
     },
 }
 

@@ -14,10 +14,8 @@ from plamo_study.arithmetic import kernels
 from plamo_study.laws import (
     backends,
     batching_tests as law_check,
+    builds,
     drafting as speculation,
-    passes as batch_scaling,
-    passes as builds,
-    passes as chunked,
     serving,
 )
 from plamo_study.laws.gpu import SCAN
@@ -25,6 +23,7 @@ from plamo_study.measurements import measured_added, measurements
 from plamo_study.plans.batching_law import TESTS
 from plamo_study.read.recording import Recording
 from plamo_study.read.results import CROWDED, HELD_AT, HELD_UP, Crowds
+from plamo_study.read.usable import STOCK
 from plamo_study.show import collected
 from plamo_study.show.evidence import chip, chips, escaped
 from plamo_study.show.tables import Columns, Table, scaled, significant, table
@@ -153,7 +152,7 @@ def crowds(found: Crowds | None) -> Table:
 
 
 def side_by_side(held: pd.DataFrame) -> Table:
-    """Ranges for the released and the patched server, stopped equally long; `held`: a frame of `endurance.alike`."""
+    """Ranges for the released and the patched server, stopped equally long; `held`: a frame of `serving.alike`."""
     entries = []
     for name in dict.fromkeys(held["server"]):
         of = held[held["server"] == name]
@@ -194,7 +193,7 @@ def _gone(run: pd.DataFrame) -> int | None:
 
 def projections(recording: Recording) -> Table:
     """Step time with split projections over step time without, paired by block; above 1, the correction is faster."""
-    curves = batch_scaling.curves(recording.rows)
+    curves = builds.curves(recording.rows)
     hybrid = next(model for _, model in curves if model.startswith(builds.HYBRID))
     before, after = curves[builds.CORRECT, hybrid], curves[builds.FLAT, hybrid]
     entries = []
@@ -246,14 +245,14 @@ def packing(recording: Recording) -> Table:
 
 def chunks(recording: Recording) -> Table:
     """Time of a chunk by its size: the engine as released, without flash attention, and every other build."""
-    data = chunked.by_size(recording.rows)
+    data = builds.by_size(recording.rows)
     wide = data.pivot(index=["model", "n_chunk"], columns="how", values=["call", "ratio"])
     shown = wide.index.to_frame(index=False)
-    shown["call"] = wide["call", chunked.STOCK].to_numpy()
+    shown["call"] = wide["call", STOCK].to_numpy()
     columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", ""), "call": ("stock (ms)", scaled(1e3, ".1f"))}
     beside = {}
     for how in data["how"].unique():
-        if how != chunked.STOCK:
+        if how != STOCK:
             beside[f"{how} ratio"] = ("call", how)
             shown[how], shown[f"{how} ratio"] = wide["call", how].to_numpy(), wide["ratio", how].to_numpy()
             columns = {**columns, how: (f"{how} (ms)", scaled(1e3, ".1f"))}

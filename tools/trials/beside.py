@@ -24,7 +24,7 @@ from llama_meter.serve import client, load, objectives, questions, server, traff
 from llama_meter.serve.client import Prompt, Target
 from llama_meter.serve.load import Loaded
 from llama_meter.workloads.serving import request_of, stock
-from plamo_study.read import serving
+from plamo_study.read import metrics
 from plamo_study.read.results import AIPERF, BESIDE, INSTALL, OURS, Beside, Run
 
 LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 2, 4: 4}, "weights": {1: 2, 4: 4}}  # concurrent requests: total requests
@@ -116,15 +116,16 @@ def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int)
     """Run the prompts with our client, `n_clients` at a time. StudyError if a request fails."""
     found = asked(target, prompts, n_clients)
     requests = [request_of(answer, found.began_ns) for answer in found.answers]
+    arrived, tokens = metrics.stamps(requests)
     return Run(
         tool=OURS,
         n_clients=n_clients,
         round=number,
-        ttft=[(request.token_ns[0] - request.sent_ns) / serving.NS for request in requests],
-        itl=[serving.tpot(request) for request in requests],
-        whole=[(request.token_ns[-1] - request.sent_ns) / serving.NS for request in requests],
+        ttft=[(request.token_ns[0] - request.sent_ns) / metrics.NS for request in requests],
+        itl=(metrics.mean_gaps(tokens) / metrics.NS).tolist(),
+        whole=[(request.token_ns[-1] - request.sent_ns) / metrics.NS for request in requests],
         n_gen=[answer.n_gen for answer in found.answers],
-        throughput=serving.of_load(requests)["throughput"],
+        throughput=metrics.throughput(arrived, tokens, metrics.NS),
     )
 
 

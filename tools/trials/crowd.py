@@ -15,8 +15,8 @@ from llama_meter.serve import objectives, questions, server
 from llama_meter.serve.client import Target
 from llama_meter.serve.load import Loaded
 from llama_meter.workloads.serving import built, stock
-from plamo_study.read import serving
 from plamo_study.read.results import CROWD, PATCHED, RELEASED, Crowd, Crowds
+from plamo_study.stats.estimates import NS
 from trials.beside import asked, warm
 
 LOADS = {4: 48, 68: 204, 256: 512}  # concurrent requests: total; 0, 64 and 252 wait while 4 are answered
@@ -49,7 +49,7 @@ def _full(name: str, number: int, n_clients: int, found: Loaded) -> Crowd:
         n_clients=n_clients,
         round=number,
         token=[answer.timings["predicted_ms"] / (answer.n_gen - 1) / MS for answer in answers],
-        seconds=(answers[-1].ended_ns - found.began_ns) / serving.NS,
+        seconds=(answers[-1].ended_ns - found.began_ns) / NS,
         tokens=sum(answer.n_gen for answer in answers),
     )
 

@@ -21,7 +21,7 @@ from llama_meter.serve import client, server
 from llama_meter.serve.client import Answer, Prompt, Target
 from llama_meter.serve.server import Setup
 from llama_meter.workloads import speculative
-from plamo_study.laws.beside import NGRAMS, OURS, PLAIN, SERVER, Beside, Run
+from plamo_study.laws.drafting import NGRAMS, OURS, PLAIN, SERVER, Beside, Run
 from plamo_study.plans import speculative as plan
 
 ROUNDS = 6

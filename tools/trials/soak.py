@@ -25,9 +25,10 @@ from llama_meter.serve.objectives import DISTINCT, ENOUGH
 from llama_meter.serve.server import Server
 from llama_meter.workloads import serving
 from llama_meter.workloads.serving import stock
-from plamo_study.read import recording, results, serving as metrics
+from plamo_study.read import recording, results
 from plamo_study.read.results import HELD_AT, Minute, Soak
 from plamo_study.read.usable import usable
+from plamo_study.stats.estimates import NS
 
 SHARE = 0.8  # of the knee
 MINUTE_S = 60.0
@@ -60,8 +61,8 @@ class _Counted:
             return
         self.tokens += answer.n_gen
         first, last, n = answer.token_ns[0], answer.token_ns[-1], len(answer.token_ns)
-        late = (answer.sent_ns - answer.due_ns) / metrics.NS
-        self._ended.append(((first - answer.due_ns) / metrics.NS, (last - first) / max(n - 1, 1) / metrics.NS, late))
+        late = (answer.sent_ns - answer.due_ns) / NS
+        self._ended.append(((first - answer.due_ns) / NS, (last - first) / max(n - 1, 1) / NS, late))
         self._at.append(answer.ended_ns)
         if parted := client.difference(self.alone[number % len(self.alone)], answer):
             self.differ += 1
@@ -69,7 +70,7 @@ class _Counted:
 
     def minute(self, running: Server) -> None:
         ttft, tpot, late = zip(*self._ended, strict=True) if self._ended else ((), (), ())
-        width = MINUTE_S * metrics.NS / FINE
+        width = MINUTE_S * NS / FINE
         places = [min(max(int((at - self._begun) // width), 0), FINE - 1) for at in self._at]
         here, there = (_memory(pid) for pid in (None, running.process.pid))
         self.minutes.append(

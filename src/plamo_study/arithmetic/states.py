@@ -48,8 +48,3 @@ def _recurrent(shape: Mapping[str, Any], n_layers: int) -> float:
     """Bytes of the Mamba layers: of each its state, and the last inputs of its convolution."""
     inner = shape["mamba_heads"] * shape["mamba_head_dim"]
     return float(FLOAT * n_layers * inner * (shape["d_state"] + shape["d_conv"] - 1)) if n_layers else 0.0
-
-
-def dense(layers: int, kv_heads: int, head_dim: int, n_tokens: int, n_bytes: float = 2.0) -> float:
-    """Bytes of keys and values of attention without a window, `n_bytes` an element."""
-    return 2.0 * layers * kv_heads * head_dim * n_tokens * n_bytes

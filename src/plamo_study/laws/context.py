@@ -1,7 +1,7 @@
 """Study 05: the samples of its rows with the depth each was taken at, and the laws by which times grow with depth.
 
 Laws and ratios are made from the `samples` of the rows. Times are seconds per token; a part of a prompt counts at its
-middle. Estimates are over processes, comparisons are paired by block.
+middle. Estimates are over processes, comparisons are paired by block. `band` is what the roofline says of one token.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from llama_meter.cells import LADDER
+from plamo_study.arithmetic import roofline
+from plamo_study.arithmetic.roofline import Ceilings, Model
 from plamo_study.read.frame import WITH_WINDOW
 from plamo_study.read.usable import usable
 from plamo_study.stats import growth
@@ -83,3 +85,11 @@ def explained(timed: pd.DataFrame) -> pd.DataFrame:
     plain = found["model"].str.replace(WITH_WINDOW, "", regex=False)
     found = found.assign(model=plain, window=found["model"].str.contains(WITH_WINDOW).astype(bool))
     return compare(found, of="window", to="not window", by="model phase depth")
+
+
+def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
+    """Predicted seconds of one token at a depth: a step, or its share of a part of `part` tokens."""
+    n = part if phase == "prefill" else 1
+    flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
+    found = roofline.band(flops / n, moved / n, limit)
+    return {"flops": flops / n, "bytes": moved / n, "bound": found.bound, "low": found.low, "high": found.high}

@@ -23,7 +23,7 @@ from llama_meter.simulate.loop import Load, Served, serve
 from llama_meter.simulate.steps import StepModel
 from plamo_study.laws import observed, simulations
 from plamo_study.plans.scheduling import CALLS, WELL, digest
-from plamo_study.read import scheduling
+from plamo_study.read import metrics
 from plamo_study.read.recording import read
 
 SAMPLE = 40  # machine-days simulated of every load
@@ -112,8 +112,8 @@ class Days:
         self.complete &= all(each.written == sum(each.load.output) for each in found)
         names = ("ttft", "tpot", "gaps", "weights")
         ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
-        waits = scheduling.waits(ttft, (gaps[0], gaps[1]))
-        well = float(scheduling.in_time(ttft, tpot, found[0].load.within).mean())
+        waits = metrics.percentiles(ttft, (gaps[0], gaps[1]))
+        well = float(metrics.in_time(ttft, tpot, found[0].load.within).mean())
         return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
 
     def _shares(self, asked: Load) -> Sequence[Sequence[int]]:

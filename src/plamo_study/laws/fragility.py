@@ -83,13 +83,6 @@ class Scanned:
         return weights, reference, candidate
 
 
-def scans(rows: pd.DataFrame) -> list[Scanned]:
-    """The scans of a frame that were computed right, by model and candidate."""
-    good = rows[(rows["workload"] == "scan") & (rows["status"] == "ok") & (rows["verdict"] != "invalid")]
-    found = [Scanned(str(r.model), r.dtype, r.candidates[0], r.series) for r in good.itertuples()]
-    return sorted(found, key=lambda scan: (scan.model, scan.candidate))
-
-
 def family(point: str) -> str:
     """The family of a point: "layer" or "class"."""
     return "layer" if point.startswith("layer ") else "class"

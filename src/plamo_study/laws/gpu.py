@@ -17,13 +17,13 @@ import pandas as pd
 
 from llama_meter import paths, stats
 from llama_meter.stats import Estimate
+from plamo_study.laws.builds import full_chunks
 from plamo_study.laws.context import samples
 from plamo_study.laws.machines import Studies
-from plamo_study.laws.passes import STOCK, full_chunks
 from plamo_study.read import results
 from plamo_study.read.frame import unstarred
 from plamo_study.read.processors import device
-from plamo_study.read.usable import usable
+from plamo_study.read.usable import STOCK, usable
 from plamo_study.stats.estimates import median_sample, paired_ratio, seconds_by_block
 
 FORECASTS = {"CUDA": "gpu-forecast.toml", "MTL": "metal-forecast.toml"}  # by the backend, as the engine names it

@@ -17,7 +17,6 @@ from llama_meter.journal import LOCAL, OTHERS, REFERENCE
 from llama_meter.measure.identity import renewed
 from llama_meter.measure.plan import check_scale
 from plamo_study.arithmetic import every_cell
-from plamo_study.laws.passes import STOCK
 from plamo_study.read import processors, recording
 from plamo_study.read.recording import (
     ONE_MACHINE_S,
@@ -28,6 +27,7 @@ from plamo_study.read.recording import (
     guests,
     of_device,
 )
+from plamo_study.read.usable import STOCK
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
 PASS = ["model", "dtype", "phase", "tokens", "n_seq", "policy", "type_k", "type_v", "attention"]

@@ -1,6 +1,7 @@
 """Study 05's other half: memory and effects of kinds of attention and cache, and the time of a loop without a cache.
 
-Memory from the frame of 05-memory, predictions from 05-drift, the loop from 05-naive.
+Memory from the frame of 05-memory, predictions from 05-drift, the loop from 05-naive. `reserved` is what the tensor
+table says a context takes.
 """
 
 from typing import Any
@@ -10,6 +11,8 @@ import pandas as pd
 
 from llama_meter import stats
 from llama_meter.cells import WHOLE_WINDOW
+from plamo_study.arithmetic import roofline
+from plamo_study.arithmetic.roofline import Model
 from plamo_study.laws import context
 from plamo_study.read.usable import usable
 from plamo_study.stats import clustered
@@ -83,3 +86,22 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
             entries.append(entry | {"chunks": len(tokens), "n_prompt": row.n_prompt})
     table = pd.DataFrame(entries, columns=DRIFT)
     return table.assign(p_adjusted=clustered.adjusted(table["p"].tolist()) if len(table) else [])
+
+
+def reserved(model: Model, kind: str, room: int, n_ubatch: int, whole: bool) -> dict[str, float]:
+    """Bytes a context of `room` tokens should take: `kv`, `state`, and `scores`, written out without flash attention.
+
+    As llama.cpp reserves them: room in steps of 256 cells; sliding layers window + micro-batch, or all if `whole`;
+    scores of every head for a micro-batch of queries and all cells, in F32.
+    """
+    flash, type_k, type_v = kind.split("/")
+    (_, sliding, full), window = roofline.layers(model), model["shape"]["window"]
+    cells = _padded(room)
+    in_window = cells if whole or not window else min(cells, _padded(window + n_ubatch))
+    kv = roofline.kv_bytes_per_token(model, type_k, type_v) * (full * cells + sliding * in_window)
+    scores = 0.0 if flash == "on" else 4.0 * model["shape"]["heads"] * n_ubatch * cells
+    return {"kv": kv, "state": float(roofline.state_bytes(model)), "scores": scores}
+
+
+def _padded(cells: int, step: int = 256) -> int:
+    return -(-cells // step) * step

@@ -17,7 +17,6 @@ from llama_meter.measure.tolerance import OFFLOADED
 from llama_meter.models import casts
 
 Series = Mapping[str, Sequence[float]]
-PROBE = "probe"
 FAR = OFFLOADED["F16"]  # relative error of logits that rounding does not explain: only the size of the input changed
 PHASES = {"prompt": "mat-mul", "decode": "mat-vec"}  # phase -> path its products take
 WORDS = {"mat-vec": "one column", "mat-mul": "many columns"}
@@ -46,31 +45,6 @@ def ranges(series: Series) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows, columns=["phase", "kind", "layer", "dtype", *NUMBERS])
-
-
-def probed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Ranges of every model that was probed: the columns of `ranges` and model."""
-    found = rows[(rows["workload"] == "ranges") & (rows["label"] == PROBE) & (rows["status"] == "ok")]
-    frames = [ranges(row["series"]).assign(model=row["model"]) for _, row in found.iterrows()]
-    return pd.concat(frames, ignore_index=True) if frames else ranges({}).assign(model="")
-
-
-def overhead(rows: pd.DataFrame) -> pd.DataFrame:
-    """Columns model, phase, ratio (time with the probe / without), same (the logits are the same bit by bit)."""
-    found = rows[(rows["workload"] == "ranges") & (rows["label"] == PROBE) & (rows["status"] == "ok")]
-    return pd.DataFrame(
-        [
-            {
-                "model": row["model"],
-                "phase": phase,
-                "ratio": row["checks"][f"overhead_{phase}"],
-                "same": row["checks"]["same_logits"],
-            }
-            for _, row in found.iterrows()
-            for phase in PHASES
-        ],
-        columns=["model", "phase", "ratio", "same"],
-    )
 
 
 def judged(found: pd.DataFrame, backends: Sequence[str] = casts.BACKENDS) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from llama_meter.cells import PARTS, SERVER, SPLIT
 from llama_meter.errors import StudyError
 from llama_meter.simulate.loop import Load
 from llama_meter.simulate.steps import AWAKE_S, Calls, StepModel, fit
-from plamo_study.read.scheduling import load_of
+from plamo_study.read.metrics import load_of
 from plamo_study.read.usable import STOCK, marked, usable
 from plamo_study.stats.estimates import NS, events
 

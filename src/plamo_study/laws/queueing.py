@@ -18,7 +18,7 @@ from llama_meter.simulate.steps import StepModel
 from plamo_study.laws import observed
 from plamo_study.laws.observed import Observed
 from plamo_study.laws.simulations import SEEDS, Seconds, disaggregated, seeds, simulated, theory
-from plamo_study.read.scheduling import METRICS, load_of
+from plamo_study.read.metrics import METRICS, load_of
 
 LOADED = ["model", "per_second", "rule"]
 WAYS = ("simulation", "replay", "nearest load", "theory")

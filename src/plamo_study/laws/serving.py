@@ -1,4 +1,4 @@
-"""What load does to answers, and what other tools' clients count: frames in, estimates out."""
+"""What load does to answers, and what other tools' clients count; soaks minute by minute: frames in, estimates out."""
 
 import math
 import re
@@ -10,7 +10,9 @@ import pandas as pd
 
 from llama_meter import stats
 from llama_meter.serve.objectives import SLOTS
-from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run
+from plamo_study.read import results
+from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Minute, Probed, Run, Soak
+from plamo_study.show.evidence import chip
 from plamo_study.stats import clustered
 from plamo_study.stats.estimates import names_of
 
@@ -19,6 +21,8 @@ COUNTS += ["said"]
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
+SOAKED = ["machine", "model", "rate", "held_s", "n_minutes"]  # the load of a soak
+OF_RUN = ["server", "run", *SOAKED, "sent", "lost", "missing", "twice", "differ", "near_ties", "tokens", "counted"]
 
 
 def under_load(asked: pd.DataFrame) -> pd.DataFrame:
@@ -166,3 +170,34 @@ def confusion(probed: Sequence[Probed]) -> pd.DataFrame:
         counts = {verdict: said.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
         lines.append({"known": known, **counts, "errors": clustered.rate(said.count(error), len(said))})
     return pd.DataFrame(lines)
+
+
+# ------------------------------------------------------------------ servers under sustained load, minute by minute
+
+
+def held(place: str, scale: str) -> pd.DataFrame:
+    """The minutes of both servers that were stopped."""
+    return minutes([run for patched in (False, True) for run in results.soaks(place, scale, True, patched)])
+
+
+def alike(held: pd.DataFrame) -> pd.DataFrame:
+    """The minutes of the runs that shared the load and machine of most runs: those compare."""
+    runs = held.drop_duplicates(["server", "run"])
+    return held[held[SOAKED].apply(tuple, axis=1) == runs.groupby(SOAKED).size().idxmax()] if len(runs) else held
+
+
+def minutes(found: Sequence[Soak]) -> pd.DataFrame:
+    """One row a minute of every run: OF_RUN, of which `run` numbers one server's runs from 1, `minute` from 1, and the
+    fields of Minute (None: NaN). `sent` and the others after it count the whole run,
+    also what ended after its last minute; `lost`: without an answer."""
+    fields, counted = list(Minute.__struct_fields__), dict.fromkeys((RELEASED, PATCHED), 0)
+    lines = []
+    for run in found:
+        server = PATCHED if run.patched else RELEASED
+        counted[server] += 1
+        who = {"server": server, "run": counted[server], "machine": chip(run.machine), "n_minutes": len(run.minutes)}
+        who |= {"lost": run.failed} | {name: getattr(run, name) for name in OF_RUN if hasattr(run, name)} | who
+        for n, each in enumerate(run.minutes, 1):
+            lines.append(who | {"minute": n} | {name: getattr(each, name) for name in fields})
+    told = pd.DataFrame(lines, columns=[*OF_RUN, "minute", *fields])
+    return told.astype(dict.fromkeys(["minute", *(name for name in fields if name != "fine")], float))

@@ -18,7 +18,7 @@ from llama_meter.simulate import clock, policies
 from llama_meter.simulate.clock import Simulated
 from llama_meter.simulate.loop import Load, Served, serve
 from llama_meter.simulate.steps import StepModel, told
-from plamo_study.read.scheduling import METRICS, QUANTILES, figures
+from plamo_study.read.metrics import METRICS, QUANTILES, figures
 
 FILE = paths.MEASURED / "reference" / "10-simulated.csv"
 Figures = dict[str, float]
@@ -63,7 +63,7 @@ Seconds = Callable[[int], float]  # by tokens
 def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
     """METRICS of a simulation; `arrives`: the original arrival times (s), if the load's own are later."""
     asked = arrives or served.load.arrives
-    rate = served.written, float(served.finish.max()) - asked[0]
+    rate = served.written / (float(served.finish.max()) - asked[0])
     return figures(served.first - np.asarray(asked), served.tpot, (served.gaps, served.weights), rate, served.load)
 
 

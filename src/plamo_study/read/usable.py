@@ -81,18 +81,3 @@ def main_build(rows: pd.DataFrame) -> str:
 def model_names(rows: pd.DataFrame) -> list[str]:
     """The models of a frame, in alphabetical order."""
     return sorted(name for name in rows["model"].unique() if name)
-
-
-def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows counted by model, kind of cell and verdict; columns model, workload, and one per verdict."""
-    counted = rows[rows["model"] != ""].groupby(["model", "workload", "verdict"]).size()
-    return counted.unstack(fill_value=0).reset_index()
-
-
-def anchors(rows: pd.DataFrame) -> pd.DataFrame:
-    """The anchor series: columns order (0, 1, ...), step_ms (median step), relative (to the median anchor)."""
-    found = rows[rows["anchor"] & (rows["status"] == "ok")].sort_values("block")
-    steps = found["samples_ns"].map(lambda samples: float(pd.Series(samples[0]).median()) / 1e6)
-    return pd.DataFrame({"order": found["block"], "step_ms": steps, "relative": steps / steps.median()}).reset_index(
-        drop=True
-    )

@@ -53,21 +53,6 @@ def lines(
     return _titled(alt.layer(*layers), title, subtitle, _read(data, x, y, color))
 
 
-def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
-    """The anchor cell between blocks, relative to its median; the band is the accepted drift."""
-    box = alt.Chart(pd.DataFrame({"low": [1 - limit], "high": [1 + limit]}))
-    band = box.mark_rect(color="#a6cbe3", opacity=0.5).encode(y="low:Q", y2="high:Q")
-    x = alt.X("order:O", title="Before block")
-    y = alt.Y("relative:Q", title="Anchor step time / median", scale=alt.Scale(zero=False, nice=False, padding=8))
-    series = alt.Chart(data).mark_line(point=True).encode(x=x, y=y)
-    away = (data["relative"] - 1).abs()
-    description = (
-        f"{title}. {(away <= limit).sum()} of {len(data)} anchors lie within {limit:.0%} of their median, which is the "
-        f"band; the furthest is {away.max():.1%} away."
-    )
-    return alt.layer(band, series).properties(title=title, description=description, height=160)
-
-
 def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -> alt.Chart:
     """Points without whiskers, to place under a chart with `over`."""
     base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)

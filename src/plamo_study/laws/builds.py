@@ -1,22 +1,17 @@
-"""What a pass costs by the sequences and the prompt tokens that it holds."""
-
-from typing import Any
+"""Builds of the engine against one another: what a step of several sequences and a chunk of a prompt take on each."""
 
 import pandas as pd
 
 from llama_meter import stats
-from llama_meter.workloads import chunk_calls
-from plamo_study.read.usable import usable
-from plamo_study.stats import estimates
+from plamo_study.read import metrics
+from plamo_study.read.usable import STOCK, usable
 from plamo_study.stats.estimates import NS, median_sample, paired_ratio
 
-Curve = tuple[str, str]  # (build, model)
-Curves = dict[Curve, pd.DataFrame]
-
-STOCK = "stock"
+HYBRID = "plamo-2-1b"
+CORRECT, FLAT = "corrected", "corrected-projections"
 
 
-def curves(rows: pd.DataFrame) -> Curves:
+def curves(rows: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """Step seconds by (build, model): a frame with a row per number of sequences and a column per block."""
     found = usable(rows)
     found = found[(found["workload"] == "decode") & (found["policy"] == "shared")]
@@ -27,15 +22,6 @@ def curves(rows: pd.DataFrame) -> Curves:
     }
 
 
-def factor(curve: pd.DataFrame, n_seq: int) -> stats.Estimate:
-    """How many times as many tokens a second `n_seq` sequences write together as one does."""
-    return paired_ratio(curve.loc[1] * n_seq, curve.loc[n_seq])
-
-
-HYBRID = "plamo-2-1b"
-CORRECT, FLAT = "corrected", "corrected-projections"
-
-
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Chunks of every size without decoding: `model`, `how` ("stock", "stock, no flash attention", or a build),
     `n_chunk`, `call` (seconds, the median over the prompt) and `ratio`, stock with flash attention over it."""
@@ -44,7 +30,7 @@ def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"model": model, "how": how, "n_chunk": n, "call": stats.median(taken.tolist())}
-            | {"ratio": None if how == STOCK else estimates.paired_ratio(usual[model, n], taken)}
+            | {"ratio": None if how == STOCK else paired_ratio(usual[model, n], taken)}
             for (model, how, n), taken in found.items()
         ]
     )
@@ -53,14 +39,11 @@ def by_size(rows: pd.DataFrame) -> pd.DataFrame:
 def full_chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
     """Seconds of a full chunk by block, by model, how it was computed, and its tokens."""
     found: dict[tuple[str, str, int], dict[int, float]] = {}
-    for row in _arrivals(usable(rows)):
+    good = usable(rows)
+    good = good[(good["workload"] == "arrival") & (good["status"] == "ok")]
+    for row in good.to_dict("records"):
         if not row["n_seq"]:
             how = row["build"] + (", no flash attention" if row["flash_attn"] == "off" else "")
-            (seconds,) = (value for metric, _, value, _ in chunk_calls.arrival(row) if metric == "chunk")
+            (seconds,) = (value for metric, _, value, _ in metrics.arrival(row) if metric == "chunk")
             found.setdefault((row["model"], how, int(row["n_chunk"])), {})[row["block"]] = seconds
     return {key: pd.Series(found[key]) for key in sorted(found, key=lambda key: not key[1].startswith(STOCK))}
-
-
-def _arrivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of arrivals that succeeded."""
-    return rows[(rows["workload"] == "arrival") & (rows["status"] == "ok")].to_dict("records")

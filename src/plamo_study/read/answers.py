@@ -1,0 +1,50 @@
+"""What became of the answers of every load: one line a request, beside the answer that its prompt gets alone."""
+
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from llama_meter.measure.tolerance import near_tie
+from llama_meter.rows import Request
+from llama_meter.serve.objectives import DISTINCT
+from plamo_study.stats.estimates import NS
+
+ASKED = ("serving", "answers")  # workloads whose requests are held against the answers alone
+OF_ROW = ["model", "dtype", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "key"]
+OF_REQUEST = ["answer", "parts", "gap", "begun", "failure", "reached"]
+OF_REQUEST += ["due", "sent", "first", "last", "ended", "tokens", "gaps"]
+
+
+def by_request(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line a request of every load, as `measurements.answers` describes it."""
+    found = rows[rows["workload"].isin(ASKED) & (rows["status"] == "ok") & ~rows["anchor"]]
+    found = found.assign(server=found["server"].where(found["workload"] == "serving", ""))  # or none: the engine itself
+    lines = [
+        {name: getattr(row, name) for name in OF_ROW}
+        | _answer(request, int(token), gap)
+        | {"prompt": n % DISTINCT if row.server else request.id}
+        for row in found.itertuples()
+        for n, (request, token, gap) in enumerate(
+            zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
+        )
+    ]
+    told = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST]).astype({"begun": bool, "reached": bool})
+    return told.assign(file=told["model"] + " " + told["dtype"])
+
+
+def _answer(request: Request, token: int, gap: float) -> dict[str, Any]:
+    """What became of a request: `token` and `gap` as in a row's series."""
+    parts = token >= 0
+    answer = "lost" if request.failure else "as alone"
+    if parts:
+        answer = "near-tie" if near_tie(gap) else "changed"
+    stamps = request.token_ns
+    return {
+        "answer": answer, "parts": token, "gap": gap, "begun": bool(stamps), "failure": request.failure,
+        "reached": not request.failure.startswith("ConnectError"),
+        "due": request.arrived_ns / NS, "sent": request.sent_ns / NS,
+        "first": stamps[0] / NS if stamps else nan, "last": stamps[-1] / NS if stamps else nan,
+        "ended": request.ended_ns / NS, "tokens": len(stamps), "gaps": np.diff(stamps) / NS,
+    }  # fmt: skip
