@@ -13,7 +13,8 @@ from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.workloads import chunk_calls as chunked
-from plamo_study.live.collect import MORE, collect
+from plamo_study.live.collect import collect
+from plamo_study.live.conduct import MORE
 from plamo_study.read import handing_over as moved, processors, replicas as shared, scheduling, serving
 from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read
 from plamo_study.read.usable import unrepeated, usable

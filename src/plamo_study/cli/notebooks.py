@@ -17,7 +17,7 @@ from llama_meter.measure import machine, plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
-from plamo_study.live import at_hand as core, budget, collect, live as told
+from plamo_study.live import at_hand as core, budget, conduct, live as told
 from plamo_study.plans import registry as studies
 from plamo_study.plans.your_machine import first_round
 from plamo_study.run import fleet, inputs, parameters, runs
@@ -75,8 +75,8 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         limit, scale = core.MINUTES if minutes is None else minutes, core.scale()
         every = sweep(files=files)
         first = first_round(scale, every)
-        planned, began = collect.build(core.NOTEBOOK, scale, asked=every), time.monotonic()
-        soon, rounds = collect.build(core.NOTEBOOK, scale, asked=first), [every]
+        planned, began = conduct.build(core.NOTEBOOK, scale, asked=every), time.monotonic()
+        soon, rounds = conduct.build(core.NOTEBOOK, scale, asked=first), [every]
         lacking, new = core.missing([planned]), not core.measured(soon)
         if new:
             pace = core.probed()
@@ -127,7 +127,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
     found, live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
-    device = os.environ.get(collect.DEVICE, "auto")  # the same for every notebook, and on their pages
+    device = os.environ.get(conduct.DEVICE, "auto")  # the same for every notebook, and on their pages
     given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()
     for path in found:
         declared = parameters.declared(path)
@@ -177,7 +177,7 @@ def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[told.Ahea
     """The plans that are about to be measured; what has none says so when its turn comes."""
     for study, scale, minutes, chosen in asked:
         with suppress(StudyError):
-            yield told.Ahead(collect.build(study, scale, asked=_varied(study, chosen)), minutes)
+            yield told.Ahead(conduct.build(study, scale, asked=_varied(study, chosen)), minutes)
 
 
 def _varied(study: str, asked: Sweep) -> Sweep:

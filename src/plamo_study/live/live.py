@@ -8,8 +8,8 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from math import nan
 from typing import Any, NamedTuple
@@ -39,6 +39,9 @@ SLOWS = {  # what of a machine's state makes its times slow
 }
 
 
+OnBytes = Callable[[str, int, int], None]  # a file, its bytes so far, and all of them
+
+
 class Ahead(NamedTuple):
     """A plan that is about to be measured, and its minutes (0: as long as it takes)."""
 
@@ -49,11 +52,11 @@ class Ahead(NamedTuple):
 # ---------------------------------------------------------------- beforehand
 
 
-def beforehand(ahead: Sequence[Ahead], later: Sequence[Plan] = ()) -> list[str]:
+def beforehand(ahead: Sequence[Ahead]) -> list[str]:
     """What to know before something that should take longer than LONG_S; nothing before what is short.
 
-    When it ends, its files and the disk, what slows this machine, and what is to be built for these plans and those
-    that come `later`. What this machine does not say is left out.
+    When it ends, its files and the disk, what slows this machine, and what is to be built. What this machine does not
+    say is left out.
     """
     seconds = sum(expected_s(*each) for each in ahead)
     if seconds < LONG_S:
@@ -64,7 +67,7 @@ def beforehand(ahead: Sequence[Ahead], later: Sequence[Plan] = ()) -> list[str]:
     said = [f"Ends at about {day}{end:%H:%M}, in {_long(seconds)}.", _files(plans), _state()]
     said += [
         f"`plamo-study engine build {name}` first: {studies} {'needs' if ',' not in studies else 'need'} it"
-        for name, studies in _unbuilt([*plans, *later]).items()
+        for name, studies in _unbuilt(plans).items()
     ]
     return [line for line in said if line]
 
@@ -224,10 +227,37 @@ def left(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
-# ---------------------------------------------------------------- in a notebook
+# ---------------------------------------------------------------- who listens
 
 
-class Line:
+class Listener:
+    """Whoever is told how a plan is measured. This one says nothing."""
+
+    def begin(self, before: list[str]) -> None:
+        """What to know beforehand."""
+
+    def writing(self) -> AbstractContextManager[OnBytes | None]:
+        """While files are written; gives what listens to their bytes."""
+        return nullcontext()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """While the sweep runs."""
+        return nullcontext()
+
+    def progress(self, event: runner.Progress) -> None:
+        """What the sweep does now."""
+
+    def refuse(self, row: Row) -> None:
+        """A gate failed, now or in an earlier call."""
+
+    def fail(self, text: str, name: str) -> None:
+        """What else is wrong, and its `name` in `run.runs.GOES_ON`."""
+
+    def end(self, summary: runner.Summary, no_time: str) -> None:
+        """The rows of the plan, and for what there was no time."""
+
+
+class Line(Listener):
     """One line of a notebook, replaced while something is measured. Outside of a kernel nothing is shown."""
 
     def __init__(self, study: str):
