@@ -7,7 +7,6 @@ import logging
 import shlex
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
@@ -20,7 +19,7 @@ from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, StudyError
 from llama_meter.measure import files, machine, runner
 from llama_meter.measure.asked import Sweep
-from llama_meter.measure.durations import WORKER_BYTES, Durations
+from llama_meter.measure.durations import lasts
 from llama_meter.measure.plan import Plan
 from llama_meter.models import casts, given, header, recipes
 from llama_meter.models.mixture import FLOATS
@@ -43,10 +42,11 @@ OnBytes = Callable[[str, int, int], None]  # a file, its bytes so far, and all o
 
 
 class Ahead(NamedTuple):
-    """A plan that is about to be measured, and its minutes (0: as long as it takes)."""
+    """A plan that is about to be measured, its minutes (0: as long as it takes), and the pace of this machine."""
 
     plan: Plan
     minutes: float
+    pace: float = 1.0
 
 
 # ---------------------------------------------------------------- beforehand
@@ -72,20 +72,14 @@ def beforehand(ahead: Sequence[Ahead]) -> list[str]:
     return [line for line in said if line]
 
 
-def expected_s(planned: Plan, minutes: float) -> float:
+def expected_s(planned: Plan, minutes: float, pace: float = 1.0) -> float:
     """Seconds that a plan should still take: its minutes, or what it lacks of its gates and blocks."""
     path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     rows = [row for row in journal.latest_rows(journal.read(path)) if row.status == "ok"] if path.exists() else []
-    asked, had = set(planned.asked), Counter(row.cell for row in rows)
-    known = Durations(planned, {row.cell: row.elapsed_ns / 1e9 for row in rows})
-    wanted = Counter({cell: planned.blocks for cell in planned.cells}) + Counter(planned.gates)
-    if planned.anchor:
-        wanted[planned.anchor] += (planned.blocks + 1) * planned.anchors
-    beside = machine.at_once(1, WORKER_BYTES)  # of those that are not timed
-    todo = (wanted - had).items()
-    lacking = sum(n * known.seconds(cell) / (1 if cell.is_timed else beside) for cell, n in todo)
+    lacking = lasts(planned, rows, pace)
     if not minutes:
         return lacking
+    asked = set(planned.asked)
     left = max(60 * minutes - runner.spent_s(row for row in rows if row.cell in asked), 0.0)
     return left if planned.grows else min(left, lacking)
 
