@@ -34,7 +34,7 @@ from llama_meter.workloads import replica
 from plamo_study import measurements
 from plamo_study.cli import report
 from plamo_study.laws import machines
-from plamo_study.live import collect, live
+from plamo_study.live import collect, conduct, live
 from plamo_study.plans import quantization
 from plamo_study.plans.hybrids import hybrids
 from plamo_study.plans.your_machine import your_machine
@@ -362,17 +362,17 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tm
 @pytest.fixture
 def asked_anew():
     """What an engine said it can do is forgotten, before and after."""
-    collect._offloads.cache_clear()
+    conduct._offloads.cache_clear()
     yield
-    collect._offloads.cache_clear()
+    conduct._offloads.cache_clear()
 
 
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
 def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device, offloaded, monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
-    monkeypatch.setenv(collect.DEVICE, device)
-    assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini").asked} == offloaded
+    monkeypatch.setenv(conduct.DEVICE, device)
+    assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini").asked} == offloaded
 
 
 @pytest.mark.usefixtures("asked_anew")
@@ -388,14 +388,14 @@ def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device
 )
 def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, command, offloaded, monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
-    monkeypatch.setenv(collect.DEVICE, command)
+    monkeypatch.setenv(conduct.DEVICE, command)
     planned = []
 
     def stop(plan, *_, **__):
         planned.append({cell.n_gpu_layers for cell in plan.asked})
         raise StudyError("measuring", "is not what this test is about", "-")
 
-    monkeypatch.setattr(collect, "measure", stop)
+    monkeypatch.setattr(conduct, "measure", stop)
     asked = ("01-phase-asymmetry", "live", "mini", 0, notebook)
     for show in (collect.collect, measurements.measurements, measurements.models, measurements.recording):
         with pytest.raises(StudyError, match="measuring"):
@@ -441,20 +441,20 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
 def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False})
     for device, why in (("gpu", "without a GPU backend"), ("tpu", "known: auto, cpu, gpu")):
-        monkeypatch.setenv(collect.DEVICE, device)
+        monkeypatch.setenv(conduct.DEVICE, device)
         with pytest.raises(StudyError, match=why):
-            collect.build("01-phase-asymmetry", "mini")
+            conduct.build("01-phase-asymmetry", "mini")
 
 
 @pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize("option", sorted(collect.ON_GPU))
+@pytest.mark.parametrize("option", sorted(conduct.ON_GPU))
 def test_a_build_for_a_gpu_that_finds_none_measures_a_cpu_only_where_that_was_asked_for(option, monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False, "options": [option]})
     with pytest.raises(StudyError, match="finds none"):
-        collect.build("01-phase-asymmetry", "mini")
-    assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
+        conduct.build("01-phase-asymmetry", "mini")
+    assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
 
 
 def test_the_builds_that_are_made_for_a_gpu_are_known_by_their_options():
-    named = {name for name, said in builds.definitions().items() if collect.ON_GPU & set(said.get("options", []))}
+    named = {name for name, said in builds.definitions().items() if conduct.ON_GPU & set(said.get("options", []))}
     assert named == {"cuda", "cuda-copy", "cuda-scan", "cuda-launches", "vulkan", "vulkan-kept", "vulkan-wkv"}

@@ -16,7 +16,7 @@ from llama_meter.measure import process, runner, watch
 from llama_meter.measure.plan import Plan, change
 from llama_meter.measure.worker import Job
 from llama_meter.serve import server
-from plamo_study.live import collect
+from plamo_study.live import conduct
 from plamo_study.plans.registry import STUDIES
 
 pytestmark = pytest.mark.timeout(300)
@@ -44,7 +44,7 @@ def one_core(mac):
 
 def small(study):
     """The study's own plan at mini with the first cell of each kind, made small, without gates, in one block."""
-    whole = collect.build(study, "mini")
+    whole = conduct.build(study, "mini")
     first = {(type(cell), *(getattr(cell, name, "") for name in APART)): cell for cell in reversed(whole.cells)}
     cells = tuple(change(cell, **SMALL[type(cell)]) for cell in first.values())
     anchor = change(whole.anchor, depth=16, n_gen=4)

@@ -12,7 +12,7 @@ from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.workloads import architectures, hybrid_questions, hybrids as costs
 from llama_meter.workloads.architectures import DRAFTS, KEPT, N_CTX, QUESTIONS, STEPS, tolerance
-from plamo_study.live import collect
+from plamo_study.live import conduct, live
 from plamo_study.plans import hybrids
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
@@ -127,7 +127,7 @@ def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, mon
     journal = tmp_path / "15-hybrids.mini.jsonl"
     for asked in (
         lambda: architectures.write("mamba2-dense", tmp_path),
-        lambda: collect.measure(hybrids.hybrids("mini"), journal),
+        lambda: conduct.measure(hybrids.hybrids("mini"), journal, live.Listener()),
     ):
         with pytest.raises(StudyError) as missing:
             asked()

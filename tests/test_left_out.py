@@ -12,7 +12,7 @@ from llama_meter import paths
 from llama_meter.cells import Read
 from plamo_study import measurements
 from plamo_study.laws import simulations
-from plamo_study.live import collect
+from plamo_study.live import collect, conduct
 from plamo_study.plans import registry
 from plamo_study.read import recording
 from plamo_study.show import theme
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks
 whole = recording.of_rows
-build = cache(collect.build)  # the engine is asked once
+build = cache(conduct.build)  # the engine is asked once
 
 
 def shape(cell):

@@ -20,7 +20,7 @@ from llama_meter.models import given, registry
 from llama_meter.models.file_types import FILE_TYPES
 from llama_meter.rows import Evidence, Measured, Row, content_id
 from plamo_study.cli import notebooks
-from plamo_study.live import budget, collect
+from plamo_study.live import budget, collect, conduct
 from plamo_study.plans import registry as studies
 from plamo_study.run import parameters, runs
 
@@ -83,7 +83,7 @@ def night(tmp_path, monkeypatch):
     monkeypatch.setattr(Clock, "passed", 0.0)
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     monkeypatch.setattr(machine, "at_once", lambda n_threads, n_bytes: 1)
-    collect._offloads.cache_clear()
+    conduct._offloads.cache_clear()
     monkeypatch.setattr(runs, "run", lambda *page: executed(found, *page))
     monkeypatch.setattr(runs, "side_by_side", lambda jobs, *_: [executed(found, *job) for job in jobs])
     return found, files
@@ -127,7 +127,7 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     assert list(dict.fromkeys(map(studies.notebook_of, order))) == taken, "in order of need, the machine's page first"
     for study in order:
         own = [row for row in sorted(measured, key=lambda row: row.started) if row.study == study]
-        plan = collect.build(study, "mini", asked=asked.sweep(files=given_files))
+        plan = conduct.build(study, "mini", asked=asked.sweep(files=given_files))
         assert {row.cell.files[0] for row in own if row.cell.files} == set(plan_files(plan)), "each file has its share"
         first = {}
         for number, row in enumerate(own):

@@ -155,7 +155,7 @@ def test_a_cell_that_took_longer_than_expected_is_not_started_again_where_it_doe
 
 def test_what_a_cell_takes_is_known_from_here_or_from_the_reference_machine_or_from_its_like(monkeypatch):
     cell, gate = mini("prefill", n_prompt=16), mini("gate", n_prompt=32)
-    planned, reference = small_plan((cell,)), ({durations._alike(cell): 2.0}, {(HYBRID, 32): 3.0})
+    planned, reference = small_plan((cell,)), ({durations._alike(cell): 2.0}, {(HYBRID, 32): 3.0}, {})
     monkeypatch.setattr(durations, "_recorded", lambda folder, scale: reference)
     own = {}
     found = durations.Durations(planned, own)

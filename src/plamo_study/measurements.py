@@ -203,7 +203,8 @@ def parts(
     """
     if source != "live" and asked == NOTHING:
         return tuple(recorded(study, source, scale, device) for study in studies)
-    from plamo_study.live.collect import MORE, collect  # the engine and all that measures come with it
+    from plamo_study.live.collect import collect  # the engine and all that measures come with it
+    from plamo_study.live.conduct import MORE
 
     found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
     if not any(len(each.rows) for each in found):

@@ -1,25 +1,28 @@
 """Expected durations of cells: as measured here before, else on the reference machine, else for similar cells.
 
-Times of the reference machine are scaled by the relative speed of this one in what it has measured so far.
+Times of the reference machine are scaled by the relative speed of this one: in what it has measured so far, else in a
+probe of its ceilings. This is the one clock: sweeps, shares of minutes and forecasts read it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import msgspec
 
 from llama_meter import journal, paths
-from llama_meter.cells import Cell, Decode, File, Gate, OnModel, Prefill, Read
+from llama_meter.cells import Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
 from llama_meter.errors import StudyError
 from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
 from llama_meter.measure.plan import Plan
 from llama_meter.models import given, recipes
 from llama_meter.models.registry import GIVEN
-from llama_meter.rows import Row
+from llama_meter.rows import Measured, Row
 
 USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of an unknown cell
 USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
@@ -28,13 +31,18 @@ USUAL_BYTES = 1.5e9  # of a file at shape: a given one takes as much more or les
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
 Gated = tuple[str, int]  # model, and tokens that its oracle sees
+K = TypeVar("K")
 
 
 class Durations:
-    """Expected seconds of a plan's cells; `own`: what cells took here, which may grow meanwhile."""
+    """Expected seconds of a plan's cells.
 
-    def __init__(self, plan: Plan, own: Mapping[Cell, float]):
-        self.plan, self.own = plan, own
+    `own`: what cells took here, which may grow meanwhile. `pace`: time here over that on the reference machine, while
+    nothing that was measured here says it.
+    """
+
+    def __init__(self, plan: Plan, own: Mapping[Cell, float], pace: float = 1.0):
+        self.plan, self.own, self.pace = plan, own, pace
 
     def seconds(self, cell: Cell) -> float:
         """Wall time of one process, in seconds."""
@@ -56,23 +64,48 @@ class Durations:
         timed = [*self.plan.cells[: self.plan.needed] * blocks, *anchor]
         return self._sum(gates), self._sum(timed)
 
-    def whole(self) -> float:
-        """Seconds of all blocks and gates of the plan, with their anchors."""
-        anchors = [self.plan.anchor] * (self.plan.blocks + 1) * self.plan.anchors if self.plan.anchor else []
-        return self._sum([*self.plan.gates, *self.plan.cells * self.plan.blocks, *anchors])
+    def lacking(self, had: Mapping[Cell, int]) -> float:
+        """Seconds of all gates and blocks with their anchors, but for the processes that there are of each cell."""
+        plan = self.plan
+        wanted = Counter([*plan.gates, *plan.cells * plan.blocks])
+        if plan.anchor:
+            wanted[plan.anchor] += (plan.blocks + 1) * plan.anchors
+        todo = (wanted - Counter(had)).items()
+        return sum(n * self.seconds(cell) / at_once(cell) for cell, n in todo)
 
     def _sum(self, cells: Iterable[Cell]) -> float:
         return sum(self.seconds(cell) / at_once(cell) for cell in cells)
 
     def _there(self, cell: Cell) -> float | None:
-        cells, gates = _recorded(paths.MEASURED / "reference", _of_files(self.plan.scale))
+        cells, gates, _ = _recorded(paths.MEASURED / "reference", _of_files(self.plan.scale))
         found = cells.get(_alike(cell))
         return gates.get((cell.model, cell.n_prompt)) if found is None and isinstance(cell, Gate) else found
 
     def _pace(self) -> float:
-        """Time here relative to the reference machine; 1.0 without data."""
+        """Time here relative to the reference machine."""
         ratios = [took / there for cell, took in list(self.own.items()) if (there := self._there(cell))]
-        return median(ratios) if ratios else 1.0
+        return median(ratios) if ratios else self.pace
+
+
+def lasts(plan: Plan, rows: Iterable[Row] = (), pace: float = 1.0) -> float:
+    """Seconds that a plan still takes here, as long as all its blocks take; `rows`: those of this machine."""
+    ended = [row for row in rows if row.status == "ok"]
+    own = {row.cell: row.elapsed_ns / 1e9 for row in ended}
+    return Durations(plan, own, pace).lacking(Counter(row.cell for row in ended))
+
+
+def rate(measured: Measured | Row) -> float:
+    """Bytes or FLOP a second of a ceiling, by the median of its samples."""
+    return (measured.n_bytes or measured.n_flops) * 1e9 / median(sample[0] for sample in measured.samples_ns)
+
+
+def pace(scale: str, probed: Mapping[Cell, float]) -> float:
+    """Time here over that on the reference machine, by rates of ceilings; 1.0 where it has none of them.
+
+    A process reads and multiplies, so its pace lies between the two: the slower one never promises too much.
+    """
+    _, _, rates = _recorded(paths.MEASURED / "reference", _of_files(scale))
+    return max((there / here for cell, here in probed.items() if (there := rates.get(_alike(cell)))), default=1.0)
 
 
 def least_blocks(plan: Plan) -> tuple[int, int]:
@@ -101,22 +134,31 @@ def _of_files(scale: str) -> str:
 
 
 @cache  # reads all journals of the reference machine
-def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, float]]:
-    """Median seconds of cells, and of gates by model and tokens whatever the type, in a folder's journals."""
+def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, float], dict[Cell, float]]:
+    """Medians of a folder's journals: seconds of cells, those of gates by model and tokens, and rates of ceilings."""
     cells: dict[Cell, list[float]] = {}
     gates: dict[Gated, list[float]] = {}
+    rates: dict[Cell, list[float]] = {}
     for path in folder.glob(f"*.{scale}.jsonl"):
         with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
             for row in journal.latest_rows(journal.read(path)):
-                _note(row, cells, gates)
-    return {cell: median(each) for cell, each in cells.items()}, {file: median(each) for file, each in gates.items()}
+                _note(row, cells, gates, rates)
+    return _medians(cells), _medians(gates), _medians(rates)
 
 
-def _note(row: Row, cells: dict[Cell, list[float]], gates: dict[Gated, list[float]]) -> None:
+def _medians(found: Mapping[K, list[float]]) -> dict[K, float]:
+    return {key: median(each) for key, each in found.items()}
+
+
+def _note(
+    row: Row, cells: dict[Cell, list[float]], gates: dict[Gated, list[float]], rates: dict[Cell, list[float]]
+) -> None:
     if row.status == "ok":
         cells.setdefault(_alike(row.cell), []).append(row.elapsed_ns / 1e9)
         if isinstance(row.cell, Gate):
             gates.setdefault((row.cell.model, row.cell.n_prompt), []).append(row.elapsed_ns / 1e9)
+        if isinstance(row.cell, Read | MatMul) and row.samples_ns:
+            rates.setdefault(_alike(row.cell), []).append(rate(row))
 
 
 def _alike(cell: Cell) -> Cell:

@@ -41,7 +41,7 @@ from plamo_study.cli.options import (
     use_device,
     use_engine,
 )
-from plamo_study.live import at_hand, collect, live
+from plamo_study.live import at_hand
 from plamo_study.plans import registry as studies
 from plamo_study.run import cluster, parameters
 
@@ -204,11 +204,11 @@ def measure(
     if asked != NOTHING and not studies.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
     builds = [engines.resolve(build) for build in beside or []]
-    place = report.place(reference)
-    if not scheduler:
-        report.beforehand([live.Ahead(collect.build(name, scale, asked=asked), minutes)])
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
-        summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere, asked=asked)
+        summary = report.measure(
+            name, scale, report.place(reference), asked, announces=not scheduler, retry_failed=retry_failed,
+            beside=builds, minutes=minutes, elsewhere=elsewhere,
+        )  # fmt: skip
     if json:
         report.rows(summary)
     raise typer.Exit(0 if summary.well else 1)

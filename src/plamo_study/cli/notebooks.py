@@ -15,9 +15,10 @@ from llama_meter import journal, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
+from llama_meter.measure.durations import lasts
 from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
-from plamo_study.live import at_hand as core, budget, collect, live as told
+from plamo_study.live import at_hand as core, budget, conduct, live as told
 from plamo_study.plans import registry as studies
 from plamo_study.plans.your_machine import first_round
 from plamo_study.run import fleet, inputs, parameters, runs
@@ -75,15 +76,16 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         limit, scale = core.MINUTES if minutes is None else minutes, core.scale()
         every = sweep(files=files)
         first = first_round(scale, every)
-        planned, began = collect.build(core.NOTEBOOK, scale, asked=every), time.monotonic()
-        soon, rounds = collect.build(core.NOTEBOOK, scale, asked=first), [every]
+        planned, began, times = conduct.build(core.NOTEBOOK, scale, asked=every), time.monotonic(), 1.0
+        soon, rounds = conduct.build(core.NOTEBOOK, scale, asked=first), [every]
         lacking, new = core.missing([planned]), not core.measured(soon)
         if new:
-            pace = core.probed()
-            _say_how_long([planned], lacking, limit, pace)
-            whole_s = core.measuring_s(replace(soon, blocks=planned.blocks), pace, set())
+            pace = core.probed(planned.scale)
+            times = pace.times
+            _say_how_long(told.expected_s(planned, 0, times), lacking, limit, pace)
+            whole_s = lasts(replace(soon, blocks=planned.blocks), pace=times)
             rounds = [first, every] if not limit or whole_s <= 60 * limit else rounds  # else blocks would be cut
-        report.beforehand([told.Ahead(planned, limit)])
+        report.beforehand([told.Ahead(planned, limit, times)])
         code = 0
         for varied in rounds:
             summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
@@ -127,7 +129,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
     found, live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
-    device = os.environ.get(collect.DEVICE, "auto")  # the same for every notebook, and on their pages
+    device = os.environ.get(conduct.DEVICE, "auto")  # the same for every notebook, and on their pages
     given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()
     for path in found:
         declared = parameters.declared(path)
@@ -177,7 +179,7 @@ def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[told.Ahea
     """The plans that are about to be measured; what has none says so when its turn comes."""
     for study, scale, minutes, chosen in asked:
         with suppress(StudyError):
-            yield told.Ahead(collect.build(study, scale, asked=_varied(study, chosen)), minutes)
+            yield told.Ahead(conduct.build(study, scale, asked=_varied(study, chosen)), minutes)
 
 
 def _varied(study: str, asked: Sweep) -> Sweep:
@@ -217,10 +219,9 @@ def as_recorded(notebook: str, scale: str) -> dict[str, str]:
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
 
 
-def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float, pace: core.Pace) -> None:
+def _say_how_long(measuring_s: float, lacking: dict[str, int], limit: float, pace: core.Pace) -> None:
     """Print the expected duration, and the rates behind it."""
-    gated = set[object]()
-    measuring = sum(core.measuring_s(planned, pace, gated) for planned in left) / 60
+    measuring = measuring_s / 60
     files, size = core.writing_s(lacking) / 60, sum(lacking.values()) / 1e9
     writing = f"{files:.1f} minutes for {size:.1f} GB of files with random weights, then " if lacking else ""
     within = f", of which at most {limit:g} are used" if 0 < limit < measuring else ""

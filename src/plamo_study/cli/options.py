@@ -9,7 +9,7 @@ import typer
 from llama_meter.engine import builds as engines
 from llama_meter.measure.files import ACCEPT
 from llama_meter.models.given import REPAIR
-from plamo_study.live import collect
+from plamo_study.live import conduct
 from plamo_study.read.recording import check_device
 
 
@@ -60,7 +60,7 @@ Device = Annotated[
 def use_device(device: str) -> None:
     """Let plans use this device, in this process and in the kernels that it starts; StudyError for an unknown one."""
     check_device(device)
-    os.environ[collect.DEVICE] = device
+    os.environ[conduct.DEVICE] = device
 
 
 def may_repair(asked: bool) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import typer
 from rich.progress import (
@@ -27,7 +27,7 @@ from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.process import Outcome
 from llama_meter.rows import Row
 from plamo_study.cli.terminal import Terminal, echo
-from plamo_study.live import collect, live
+from plamo_study.live import conduct, live
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
     from plamo_study.run import fleet
@@ -46,86 +46,95 @@ def place(reference: bool) -> str:
 
 
 def measure(
-    study: str,
-    scale: str,
-    place: str,
-    retry_failed: bool = False,
-    beside: Sequence[Path] = (),
-    minutes: float = 0,
-    elsewhere: runner.Elsewhere | None = None,
-    at_most: float = 0,
-    asked: Sweep = NOTHING,
+    study: str, scale: str, place: str, asked: Sweep = NOTHING, announces: bool = False, **how: Unpack[conduct.How]
 ) -> runner.Summary:
     """Measure a study with a progress bar: the running cell, failures, and the time left."""
-    planned = collect.build(study, scale, asked=asked)
+    planned = conduct.build(study, scale, asked=asked)
     path = journal.journal_path(study, planned.scale, place)
-    return sweep(planned, path, retry_failed, beside, minutes, elsewhere, at_most, asked)
+    return sweep(planned, path, asked, announces, **how)
 
 
 def sweep(
-    planned: plan.Plan,
-    path: Path,
-    retry_failed: bool = False,
-    beside: Sequence[Path] = (),
-    minutes: float = 0,
-    elsewhere: runner.Elsewhere | None = None,
-    at_most: float = 0,
-    asked: Sweep = NOTHING,
+    planned: plan.Plan, path: Path, asked: Sweep = NOTHING, announces: bool = False, **how: Unpack[conduct.How]
 ) -> runner.Summary:
     """Measure a plan, showing progress. `asked`: what of it a user chose."""
-    study, scale = planned.study, planned.scale
-    with bytes_progress() as progress:
-        collect.prepare(planned, max(minutes, at_most), lambda file, done, total: progress(file)(done, total))
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(study, total=None, left="")
-
-        told = set[str]()
-
-        def tell(row: Row) -> None:
-            if (said := live.trouble(row)) not in told:
-                console.print(said, style="red" if isinstance(row.cell, Gate) else "yellow", soft_wrap=True)
-                told.add(said)
-
-        def on_progress(event: runner.Progress) -> None:
-            left, said = live.left(event.remaining_s), f"{study} {live.named(event.task.cell)}"
-            bar.update(task, total=event.total, completed=event.done, description=said, left=left)
-            row = event.row
-            if event.cools_s:
-                said = f"heat slows this machine: waiting until it is cool, for {event.cools_s:.0f} s at most"
-                console.print(f"{study}: {said}", style="yellow")
-            if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
-                tell(row)
-
-        summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere, at_most)
-        for row in summary.unexpected:
-            if row.refuses:
-                tell(row)
-    console.print(
-        f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
-        f"{len(summary.failed)} failed or wrong ({short(path)})"
-    )
-    if no_time := live.no_time(planned, summary, asked):
-        console.print(f"{study}: {no_time}", soft_wrap=True)
-    for said in live.unseen(planned, summary, asked):
-        console.print(f"{study}: {said}", style="red", soft_wrap=True)
-    if summary.unexpected:
-        how = f"plamo-study measure {study} --scale {scale} --retry-failed"
-        console.print(f"{study}: rows that failed stay, and fail this call again; `{how}` measures them anew")
-    if summary.lacking:
-        console.print(f"{study}: {collect.lacking(summary)}; {collect.MORE}", style="red", soft_wrap=True)
-    return summary
+    return conduct.measure(planned, path, Bar(planned, path), asked, announces, **how)
 
 
-def beforehand(ahead: Sequence[live.Ahead], later: Sequence[plan.Plan] = ()) -> None:
-    """Say what to know before what takes long."""
-    for line in live.beforehand(ahead, later):
+class Bar(live.Listener):
+    """A progress bar on the terminal, and lines above and below it."""
+
+    def __init__(self, planned: plan.Plan, path: Path):
+        self.study, self.scale, self.path = planned.study, planned.scale, path
+        self.said, self.failures = set[str](), list[str]()
+
+    def begin(self, before: list[str]) -> None:
+        """Print what to know beforehand."""
+        for line in before:
+            console.print(line, soft_wrap=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[live.OnBytes]:
+        """Show a bar per file that is written."""
+        with bytes_progress() as progress:
+            yield lambda file, done, total: progress(file)(done, total)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Show the bar."""
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        with Progress(*columns, console=console) as self.bar:
+            self.task = self.bar.add_task(self.study, total=None, left="")
+            yield
+
+    def progress(self, event: runner.Progress) -> None:
+        """Move the bar; print that a hot machine cools down, and what is wrong with a row."""
+        now, left = f"{self.study} {live.named(event.task.cell)}", live.left(event.remaining_s)
+        self.bar.update(self.task, total=event.total, completed=event.done, description=now, left=left)
+        row = event.row
+        if event.cools_s:
+            said = f"heat slows this machine: waiting until it is cool, for {event.cools_s:.0f} s at most"
+            console.print(f"{self.study}: {said}", style="yellow")
+        if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
+            self.refuse(row)
+
+    def refuse(self, row: Row) -> None:
+        """Print once what is wrong with a row."""
+        if (said := live.trouble(row)) not in self.said:
+            console.print(said, style="red" if isinstance(row.cell, Gate) else "yellow", soft_wrap=True)
+            self.said.add(said)
+
+    def fail(self, text: str, name: str) -> None:
+        """Keep what is wrong for the end."""
+        self.failures.append(text)
+
+    def end(self, summary: runner.Summary, no_time: str) -> None:
+        """Print what was measured, what lacks, and what to do about it."""
+        console.print(
+            f"{self.study} at {self.scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
+            f"{len(summary.failed)} failed or wrong ({short(self.path)})"
+        )
+        if no_time:
+            console.print(f"{self.study}: {no_time}", soft_wrap=True)
+        for said in self.failures:
+            console.print(f"{self.study}: {said}", style="red", soft_wrap=True)
+        if summary.unexpected:
+            how = f"plamo-study measure {self.study} --scale {self.scale} --retry-failed"
+            console.print(f"{self.study}: rows that failed stay, and fail this call again; `{how}` measures them anew")
+        if summary.lacking:
+            lacks = f"{conduct.lacking(summary)}; {conduct.MORE}"
+            console.print(f"{self.study}: {lacks}", style="red", soft_wrap=True)
+
+
+def beforehand(ahead: Sequence[live.Ahead]) -> None:
+    """Say what to know before several studies that take long."""
+    for line in live.beforehand(ahead):
         console.print(line, soft_wrap=True)
 
 

@@ -12,12 +12,10 @@ from functools import cache
 
 from llama_meter import journal
 from llama_meter.errors import StudyError
+from llama_meter.measure import durations
 from llama_meter.measure.asked import NOTHING, Sweep
-from llama_meter.measure.durations import Durations
-from llama_meter.measure.identity import renewed
 from llama_meter.measure.plan import Plan
 from plamo_study.plans import registry
-from plamo_study.read import recording
 
 LEFT_OUT = -1.0
 USUAL = 1.0  # minutes, where nothing is known
@@ -66,8 +64,9 @@ def enough(minutes: float, share: float, needed_s: float) -> int:
 
 
 def lasts(name: str, scale: str, minutes: float) -> float:
-    """Seconds that a study is expected to take: its share, or what it took when it was recorded."""
-    return 60 * (minutes or _recorded(name, scale) or USUAL)
+    """Seconds that a study is expected to take: its share, or as long as its plan takes."""
+    planned = None if minutes else _plan(name, scale, NOTHING)
+    return durations.lasts(planned) if planned else 60 * (minutes or USUAL)
 
 
 def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
@@ -102,21 +101,21 @@ def _within_most(shares: dict[Asked, float]) -> dict[Asked, float]:
 def _most(name: str, scale: str, sweep: Sweep) -> float:
     """Minutes that a study can use: no limit where time to spare becomes further blocks."""
     planned = None if _whole(name, scale) else _plan(name, scale, sweep)
-    return math.inf if planned is None or planned.grows else SLOWER * Durations(planned, {}).whole() / 60
+    return math.inf if planned is None or planned.grows else SLOWER * durations.lasts(planned) / 60
 
 
 def _whole(name: str, scale: str) -> bool:
     """Whether a study is measured as a whole or not at all, and can be shown as recorded."""
-    return registry.STUDIES[name].whole and _recorded(name, scale) > 0
+    return registry.STUDIES[name].whole and journal.journal_path(name, scale, journal.REFERENCE).exists()
 
 
 @cache  # asked for again by every study that shares the time
 def _need(name: str, scale: str, sweep: Sweep) -> float:
     """Minutes that a study needs to show anything, as on the reference machine."""
-    if _whole(name, scale):
-        return _recorded(name, scale)
     planned = _plan(name, scale, sweep)
-    return sum(Durations(planned, {}).least()) / 60 if planned else USUAL
+    if planned is None:
+        return USUAL
+    return (durations.lasts(planned) if _whole(name, scale) else sum(durations.Durations(planned, {}).least())) / 60
 
 
 def _plan(name: str, scale: str, sweep: Sweep) -> Plan | None:
@@ -124,13 +123,3 @@ def _plan(name: str, scale: str, sweep: Sweep) -> Plan | None:
     with suppress(StudyError):
         return registry.STUDIES[name].plan(scale, **({"sweep": sweep} if sweep != NOTHING else {}))
     return None
-
-
-@cache  # reads a journal
-def _recorded(name: str, scale: str) -> float:
-    """Minutes that a study took when it was recorded; 0 where it was not."""
-    path = journal.journal_path(name, scale, journal.REFERENCE)
-    if not path.exists():
-        return 0.0
-    rows = recording.of_one_machine(journal.latest_rows(renewed(journal.read(path))))
-    return sum(row.elapsed_ns for row in rows) / 60e9

@@ -7,9 +7,8 @@ import logging
 import shlex
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from math import nan
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, StudyError
 from llama_meter.measure import files, machine, runner
 from llama_meter.measure.asked import Sweep
-from llama_meter.measure.durations import WORKER_BYTES, Durations
+from llama_meter.measure.durations import lasts
 from llama_meter.measure.plan import Plan
 from llama_meter.models import casts, given, header, recipes
 from llama_meter.models.mixture import FLOATS
@@ -39,21 +38,25 @@ SLOWS = {  # what of a machine's state makes its times slow
 }
 
 
+OnBytes = Callable[[str, int, int], None]  # a file, its bytes so far, and all of them
+
+
 class Ahead(NamedTuple):
-    """A plan that is about to be measured, and its minutes (0: as long as it takes)."""
+    """A plan that is about to be measured, its minutes (0: as long as it takes), and the pace of this machine."""
 
     plan: Plan
     minutes: float
+    pace: float = 1.0
 
 
 # ---------------------------------------------------------------- beforehand
 
 
-def beforehand(ahead: Sequence[Ahead], later: Sequence[Plan] = ()) -> list[str]:
+def beforehand(ahead: Sequence[Ahead]) -> list[str]:
     """What to know before something that should take longer than LONG_S; nothing before what is short.
 
-    When it ends, its files and the disk, what slows this machine, and what is to be built for these plans and those
-    that come `later`. What this machine does not say is left out.
+    When it ends, its files and the disk, what slows this machine, and what is to be built. What this machine does not
+    say is left out.
     """
     seconds = sum(expected_s(*each) for each in ahead)
     if seconds < LONG_S:
@@ -64,25 +67,19 @@ def beforehand(ahead: Sequence[Ahead], later: Sequence[Plan] = ()) -> list[str]:
     said = [f"Ends at about {day}{end:%H:%M}, in {_long(seconds)}.", _files(plans), _state()]
     said += [
         f"`plamo-study engine build {name}` first: {studies} {'needs' if ',' not in studies else 'need'} it"
-        for name, studies in _unbuilt([*plans, *later]).items()
+        for name, studies in _unbuilt(plans).items()
     ]
     return [line for line in said if line]
 
 
-def expected_s(planned: Plan, minutes: float) -> float:
+def expected_s(planned: Plan, minutes: float, pace: float = 1.0) -> float:
     """Seconds that a plan should still take: its minutes, or what it lacks of its gates and blocks."""
     path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     rows = [row for row in journal.latest_rows(journal.read(path)) if row.status == "ok"] if path.exists() else []
-    asked, had = set(planned.asked), Counter(row.cell for row in rows)
-    known = Durations(planned, {row.cell: row.elapsed_ns / 1e9 for row in rows})
-    wanted = Counter({cell: planned.blocks for cell in planned.cells}) + Counter(planned.gates)
-    if planned.anchor:
-        wanted[planned.anchor] += (planned.blocks + 1) * planned.anchors
-    beside = machine.at_once(1, WORKER_BYTES)  # of those that are not timed
-    todo = (wanted - had).items()
-    lacking = sum(n * known.seconds(cell) / (1 if cell.is_timed else beside) for cell, n in todo)
+    lacking = lasts(planned, rows, pace)
     if not minutes:
         return lacking
+    asked = set(planned.asked)
     left = max(60 * minutes - runner.spent_s(row for row in rows if row.cell in asked), 0.0)
     return left if planned.grows else min(left, lacking)
 
@@ -224,10 +221,37 @@ def left(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
-# ---------------------------------------------------------------- in a notebook
+# ---------------------------------------------------------------- who listens
 
 
-class Line:
+class Listener:
+    """Whoever is told how a plan is measured. This one says nothing."""
+
+    def begin(self, before: list[str]) -> None:
+        """What to know beforehand."""
+
+    def writing(self) -> AbstractContextManager[OnBytes | None]:
+        """While files are written; gives what listens to their bytes."""
+        return nullcontext()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """While the sweep runs."""
+        return nullcontext()
+
+    def progress(self, event: runner.Progress) -> None:
+        """What the sweep does now."""
+
+    def refuse(self, row: Row) -> None:
+        """A gate failed, now or in an earlier call."""
+
+    def fail(self, text: str, name: str) -> None:
+        """What else is wrong, and its `name` in `run.runs.GOES_ON`."""
+
+    def end(self, summary: runner.Summary, no_time: str) -> None:
+        """The rows of the plan, and for what there was no time."""
+
+
+class Line(Listener):
     """One line of a notebook, replaced while something is measured. Outside of a kernel nothing is shown."""
 
     def __init__(self, study: str):

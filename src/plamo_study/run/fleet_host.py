@@ -18,7 +18,7 @@ from llama_meter.measure import runner
 from llama_meter.measure.identity import renewed
 from llama_meter.measure.worker import end_with_parent
 from llama_meter.rows import SCHEMA, Fact, Record
-from plamo_study.live import collect
+from plamo_study.live import conduct, live
 from plamo_study.plans import registry
 
 SIZE = struct.Struct(">I")  # length in bytes, before each pack
@@ -65,16 +65,17 @@ def measure(asked: Asked, home: BinaryIO) -> None:
     def facts() -> list[Record]:
         return [record for record in journal.read(path) if isinstance(record, Fact)]
 
-    def told(progress: runner.Progress) -> None:
-        if row := progress.row:
-            send(row.machine, [*facts(), row])
+    class Home(live.Listener):
+        def progress(self, event: runner.Progress) -> None:
+            if row := event.row:
+                send(row.machine, [*facts(), row])
 
-    planned = collect.build(asked.study, asked.scale)
-    summary = collect.measure(planned, path, told, minutes=asked.minutes)
+    planned = conduct.build(asked.study, asked.scale)
+    summary = conduct.measure(planned, path, Home(), minutes=asked.minutes)
     if summary.rows:
         send(summary.rows[-1].machine, renewed(journal.read(path)))
     if summary.lacking:
-        raise StudyError(asked.study, collect.lacking(summary), collect.MORE)
+        raise StudyError(asked.study, conduct.lacking(summary), conduct.MORE)
 
 
 if __name__ == "__main__":

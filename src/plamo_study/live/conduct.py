@@ -1,0 +1,138 @@
+"""Measure a plan for whoever listens, a terminal, a notebook or a machine at home: one way from a plan to its rows."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from llama_meter.engine import builds
+from llama_meter.errors import NOT_MEASURED, StudyError
+from llama_meter.measure import bench, files, plan, runner, watch
+from llama_meter.measure.asked import NOTHING, Sweep
+from plamo_study.live import live
+from plamo_study.plans import registry as studies
+from plamo_study.read.recording import check_device
+
+MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
+ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
+DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
+
+
+class How(TypedDict, total=False):
+    """How a sweep runs, as `runner.sweep` describes it."""
+
+    minutes: float
+    at_most: float
+    retry_failed: bool
+    beside: Sequence[Path]
+    elsewhere: runner.Elsewhere | None
+
+
+class NothingError(StudyError):
+    """The time was up before anything was measured with a file."""
+
+
+def measure(
+    planned: plan.Plan,
+    path: Path,
+    listener: live.Listener,
+    asked: Sweep = NOTHING,
+    announces: bool = False,
+    shortens: bool = False,
+    **how: Unpack[How],
+) -> runner.Summary:
+    """Write the files that a plan lacks, measure what its journal lacks, and say all of it to `listener`.
+
+    `minutes` are for measuring: writing files is not counted. `asked`: what of the plan a user chose. `announces`: say
+    what to know beforehand. `shortens`: where the time is too short for all that the finding needs, try the first half
+    of it, and so on to the first cell on a file; a study that is meaningless in part is not cut.
+
+    Raises
+    ------
+    StudyError
+        A program that the plan needs is not built.
+    NoTimeError
+        The time is too short; `needed_s` is what all that the finding needs would take.
+    NothingError
+        Nothing was measured with a file although the time should have been enough, where it `shortens`.
+
+    """
+    minutes = how.get("minutes", 0.0)
+    listener.begin(live.beforehand([live.Ahead(planned, minutes)]) if announces else [])
+    on_files = {cell for cell in planned.cells if cell.files} or set(planned.cells)
+    least = next((n for n, cell in enumerate(planned.cells, 1) if cell in on_files), 1)
+    short: runner.NoTimeError | None = None
+    while True:
+        try:
+            with listener.writing() as on_bytes:
+                _prepare(planned, max(minutes, how.get("at_most", 0.0)), on_bytes)
+            with listener.measuring():
+                summary = runner.sweep(planned, path, listener.progress, **how)
+                for row in summary.unexpected:
+                    if row.refuses:
+                        listener.refuse(row)
+            break
+        except runner.NoTimeError as error:
+            short, needed = short or error, min(planned.needed, len(planned.cells))
+            if not shortens or studies.STUDIES[planned.study].whole or needed <= least:
+                raise short from None
+            planned = replace(planned, needed=max(needed // 2, least))
+    if shortens and not any(row.refuses or row.cell in on_files for row in summary.rows):
+        raise short or NothingError(planned.study, lacking(summary), MORE)
+    for said in live.unseen(planned, summary, asked):
+        listener.fail(said, NOT_MEASURED)
+    listener.end(summary, live.no_time(planned, summary, asked))
+    return summary
+
+
+def _prepare(planned: plan.Plan, minutes: float, on_bytes: live.OnBytes | None) -> None:
+    """Write the models that a plan lacks, once it is clear that it can be measured."""
+    if planned.program:
+        builds.program(planned.program)
+    files.check_released(planned)
+    runner.check_time(planned, minutes)
+    files.make_models(planned, on_bytes)
+
+
+def lacking(summary: runner.Summary) -> str:
+    """Why a finding lacks rows: how many processes did not run in time, and how many were disturbed."""
+    hit = len(watch.disturbed(summary.rows))
+    disturbed = f", and {hit} of the {len(summary.rows)} that ended were disturbed" if hit else ""
+    return f"the time was up before {summary.lacking} processes that its finding needs had ended{disturbed}"
+
+
+def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) -> plan.Plan:
+    """The plan of a study for the engine and machine at hand, and a device; "auto": the one that `--device` named.
+
+    `asked`: files and values of a user's own, for a study that varies them.
+    """
+    if study not in studies.STUDIES:
+        raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
+    plan.check_scale(scale)
+    device = os.environ.get(DEVICE, "auto") if device == "auto" else device
+    gpu, found = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
+    return found.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else found.plan(scale, gpu=gpu)
+
+
+@cache
+def _offloads(engine: str, device: str) -> bool:
+    """Whether layers go to a GPU: the engine in use is asked in a process of its own, once.
+
+    StudyError for an unknown device, where a GPU is asked for and the engine has none, and for a build made for a GPU
+    that finds none: its rows would be a CPU's under a GPU's name.
+    """
+    check_device(device)
+    if device == "cpu":
+        return False
+    facts = bench.engine_facts()
+    if facts["gpu_offload"]:
+        return True
+    if device == "gpu":
+        why = "the engine in use was built without a GPU backend, or sees no GPU"
+        raise StudyError("device gpu", why, "plamo-study engine list, or the device cpu or auto")
+    if set(facts.get("options", ())) & ON_GPU:
+        why = "was built for a GPU and finds none: it would measure the CPU"
+        raise StudyError(f"engine {engine}", why, "nvidia-smi or vulkaninfo, which must list one; or the device cpu")
+    return False
