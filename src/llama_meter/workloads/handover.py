@@ -30,7 +30,7 @@ UNDIVIDED = "undivided"
 clock = time.perf_counter_ns
 
 
-def run(cell: Handover, path: Path, stranger: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path) -> Measured:
     """Evaluate `n_chunks` texts with every pair of files, then plant states that must not pass."""
     library.capture_log([])
     names = (cell.dtype, *cell.candidates)
