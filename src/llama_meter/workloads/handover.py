@@ -57,8 +57,9 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path
                 state = read(sessions[reader], chunk[: cell.n_ctx - 1])
                 for writer in names:
                     pair, session = f"{reader}>{writer}", sessions[writer]
-                    logits = written(session, state, chunk, cell.n_ctx)
-                    identical &= again(session, state, cell.n_ctx - 1) == state
+                    take(session, state, cell.n_ctx - 1)
+                    identical &= session.get_state(0) == state
+                    logits = session.verify({0: chunk[cell.n_ctx - 1 : -1]})[0].copy()
                     finite &= bool(np.isfinite(logits).all())
                     if reader == writer == cell.dtype:
                         error = max(error, relative_error(logits, whole))
@@ -87,25 +88,22 @@ def read(session: Session, prompt: np.ndarray) -> bytes:
     return session.get_state(0)
 
 
-def again(session: Session, state: bytes, n_past: int) -> bytes:
-    """A state as a context gives it back that has taken it."""
+def take(session: Session, state: bytes, n_past: int) -> None:
+    """Put a state into an empty context."""
     session.clear()
     session.set_state(0, state, n_past)
-    return session.get_state(0)
 
 
 def written(session: Session, state: bytes, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
     """Logits (n_gen, n_vocab) of a text's tokens from `n_prompt` on, after a state of all but the prompt's last."""
-    session.clear()
-    session.set_state(0, state, n_prompt - 1)
+    take(session, state, n_prompt - 1)
     return session.verify({0: chunk[n_prompt - 1 : -1]})[0].copy()
 
 
 def refuses(session: Session, state: bytes, n_past: int) -> bool:
     """Whether the engine refuses a state. The context is empty afterwards."""
-    session.clear()
     try:
-        session.set_state(0, state, n_past)
+        take(session, state, n_past)
     except EngineError:
         return True
     finally:
@@ -124,9 +122,7 @@ def _sums(pair: str, found: np.ndarray) -> dict[str, float]:
 def _by_steps(cell: Handover, session: Session, chunk: np.ndarray) -> dict[str, float | bool]:
     """A second path: one text written token by token after the hand-over, as a server does, against one pass."""
     whole = session.score(chunk, cell.n_ctx - 1).copy()
-    state = read(session, chunk[: cell.n_ctx - 1])
-    session.clear()
-    session.set_state(0, state, cell.n_ctx - 1)
+    take(session, read(session, chunk[: cell.n_ctx - 1]), cell.n_ctx - 1)
     rows = []
     for token in chunk[cell.n_ctx - 1 : -1].tolist():
         session.decode({0: token})
