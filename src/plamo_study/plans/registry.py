@@ -108,7 +108,7 @@ STUDIES = {
     "15-hybrids": Study(hybrids.hybrids, at_mini=True),
     "15-costs": Study(hybrids.costs, at_mini=True, aside=True),
     "15-elsewhere": Study(hybrids.elsewhere, at_mini=True, aside=True),
-    "16-pairs": Study(handover.pairs, at_mini=True, whole=True),
+    "16-pairs": Study(handover.pairs, at_mini=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"
