@@ -189,6 +189,19 @@ class Scan(Comparison, frozen=True, kw_only=True):
     """Divergence tensor by tensor."""
 
 
+class Handover(Comparison, frozen=True, kw_only=True):
+    """A text read by one file and written by another, for every pair of `dtype` and the candidates."""
+
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens read
+    n_gen: int = 0  # tokens written, which the text gives
+    stranger: str = field(default="", name="draft")  # another model of the same type, whose state must be refused
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The reference, and the file of the other model."""
+        return (*super().files, (self.stranger, self.scale, self.dtype))
+
+
 ROTATION, PLANTED = "lost rotation", "planted "
 
 
@@ -448,7 +461,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
     | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
-    | Naive | Arrival | Idle | Hybrid | Answers
+    | Naive | Arrival | Idle | Hybrid | Answers | Handover
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}

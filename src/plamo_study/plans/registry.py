@@ -61,6 +61,7 @@ NOTEBOOKS = {
     "13-machines": "what one machine's rows say about another",
     "14-methods": "how a number gets onto a page: processes, gates, watch, intervals",
     "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
+    "16-two-files": "may one file read the prompt and another write the answer",
 }
 STUDIES = {
     "your-machine": Study("your_machine.your_machine", weight=4),
@@ -101,6 +102,7 @@ STUDIES = {
     "15-hybrids": Study("hybrids.hybrids", at_mini=True),
     "15-costs": Study("hybrids.costs", at_mini=True, aside=True),
     "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
+    "16-pairs": Study("handover.pairs", at_mini=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"
