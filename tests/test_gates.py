@@ -14,7 +14,7 @@ from llama_meter.engine.nodes import PartSums
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.journal import REFERENCE, journal_path
 from llama_meter.limits import ROUNDINGS
-from llama_meter.measure import plan, proof, quantizing
+from llama_meter.measure import files, plan, proof, quantizing
 from llama_meter.measure.process import work
 from llama_meter.measure.tolerance import part_tolerance, tolerance
 from llama_meter.measure.worker import Job
@@ -25,7 +25,6 @@ from llama_meter.oracle.forward import Oracle
 from llama_meter.oracle.judge import judge
 from llama_meter.workloads import context as depth
 from plamo_study.laws import batching_tests as law_check
-from plamo_study.live import collect
 from plamo_study.read import frame
 
 N, MICRO_BATCH = 48, 16
@@ -195,5 +194,5 @@ def test_the_limit_is_rounding_s_so_that_a_fading_wrong_state_is_still_wrong(err
 def test_the_recorded_law_is_that_of_the_shipped_models():
     records = journal.read(journal_path("03-batching-law", "mini", REFERENCE))
     facts = frame.facts(records)
-    shipped = {collect.files.model_fact(name, "mini", "F16")["sha256"] for name in plan.MODELS}
+    shipped = {files.model_fact(name, "mini", "F16")["sha256"] for name in plan.MODELS}
     assert {facts[row.model]["sha256"] for row in journal.latest_rows(records)} == shipped

@@ -147,7 +147,7 @@ def test_every_request_of_a_soak_is_accounted_for_also_where_the_server_is_held_
     monkeypatch.setattr(soak, "HELD_AT", 0.5)
     found = soaked(monkeypatch, held_s=0.4)
     assert (found.held_s, found.ended) == (0.4, "")
-    assert found.minutes[0].waiting > 3 >= found.minutes[1].waiting
+    assert found.minutes[0].waiting > 3, "those that came while it was held up"
     stopped = found.minutes[0].fine[7:] + found.minutes[1].fine[:2]
     assert not any(stopped), "from the middle of the first minute on nothing ends until it goes on"
     assert any(found.minutes[1].fine[6:])
