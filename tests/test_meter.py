@@ -26,10 +26,9 @@ raise SystemExit(main(sys.argv[1:]))
 """
 
 
-def run(*arguments, folder):
-    return subprocess.run(
-        [sys.executable, "-c", ALONE, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
-    )
+def run(*arguments, folder, env=None):
+    words = [sys.executable, "-c", ALONE, *map(str, arguments)]
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -102,10 +101,7 @@ def test_installed_without_the_repository_it_keeps_what_it_remembers_in_the_cach
     shutil.copy(paths.DATA / "models.toml", tmp_path / "installed/llama_meter")  # as a wheel does
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment.pop("PLAMO_STUDY_ROOT", None)
-    ended = subprocess.run(
-        [sys.executable, "-c", ALONE, "measure", str(file), *SMALL], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    ended = run("measure", file, *SMALL, folder=tmp_path, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("valid") == 2
     assert [path.name for path in (tmp_path / "cache/llama-meter/data/models").iterdir()] == ["given.json"]

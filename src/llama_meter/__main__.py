@@ -13,7 +13,7 @@ import msgspec
 
 from llama_meter import children, journal
 from llama_meter.cells import Prefill, columns
-from llama_meter.errors import StudyError, of_memory, of_system
+from llama_meter.errors import MENDABLE, StudyError, mendable
 from llama_meter.rows import Row
 
 JOURNAL = "llama-meter.jsonl"
@@ -26,9 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     children.keep_python_safe()
     try:
         code: int = asked.do(asked)
-    except (StudyError, OSError, MemoryError) as error:
-        system = of_system(error) if isinstance(error, OSError) else None
-        known = error if isinstance(error, StudyError) else of_memory(error) or system
+    except MENDABLE as error:
+        known = mendable(error)
         if known is None:
             raise
         print(known, file=sys.stderr)
@@ -118,10 +117,16 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("measure", help="measure both phases of GGUF files, each number with its verdict")
     one.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    one.add_argument("-p", "--n-prompt", default="512", metavar="N", help="tokens read: 512, 128,512 or 128-1024*2")
-    one.add_argument("-n", "--n-gen", default="32", metavar="N", help="tokens written")
-    one.add_argument("-d", "--n-depth", default="128", metavar="N", help="tokens before the first one written")
-    one.add_argument("-s", "--n-seq", default="1", metavar="N", help="sequences written together: 1,4,8 or 1-16")
+    one.add_argument(
+        "-p", "--n-prompt", default="", metavar="N", help="tokens read: 128,512 or 128-1024*2; default: 512"
+    )
+    one.add_argument("-n", "--n-gen", default="", metavar="N", help="tokens written; default: 32")
+    one.add_argument(
+        "-d", "--n-depth", default="", metavar="N", help="tokens before the first one written; default: 128"
+    )
+    one.add_argument(
+        "-s", "--n-seq", default="", metavar="N", help="sequences written together: 1,4,8 or 1-16; default: 1"
+    )
     one.add_argument("-t", "--n-threads", default="", metavar="N")
     one.add_argument("-ngl", "--n-gpu-layers", default="", metavar="N", help="layers on the GPU; -1: all")
     one.add_argument("-fa", "--flash-attn", default="", metavar="on|off|auto")

@@ -78,6 +78,19 @@ def of_memory(error: BaseException, what: str = "") -> StudyError | None:
     return None
 
 
+# what a command may end in that its user can mend
+MENDABLE = (StudyError, OSError, MemoryError, RuntimeError, UnicodeEncodeError)
+
+
+def mendable(error: BaseException) -> StudyError | None:
+    """The message that a command prints in place of a traceback; None for a bug in this program."""
+    if isinstance(error, StudyError):
+        return error
+    system = of_system(error) if isinstance(error, OSError) else None
+    name = of_name(error) if isinstance(error, UnicodeEncodeError) else None
+    return of_memory(error) or system or name
+
+
 def says_memory(text: str) -> bool:
     """Whether what a library or a process said before its end means that it lacked memory."""
     return any(words in text for words in LACKS_MEMORY)

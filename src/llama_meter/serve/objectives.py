@@ -7,6 +7,7 @@ SHORT = {"mini": (128, 64), "shape": (128, 16), "weights": (128, 16), "file": (1
 SLOTS = 4  # llama-server's own default
 DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ENOUGH = 0.9  # of the requests of a rate that a server sustains meet its objectives
+# Of `Traffic`, in seconds: first token, mean gap
 WITHIN = {"mini": (0.05, 0.01), "shape": (10.0, 0.5), "weights": (10.0, 0.5), "file": (10.0, 0.5)}
 
 

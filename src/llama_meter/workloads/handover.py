@@ -59,7 +59,7 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path
                     pair, session = f"{reader}>{writer}", sessions[writer]
                     take(session, state, cell.n_ctx - 1)
                     identical &= session.get_state(0) == state
-                    logits = session.verify({0: chunk[cell.n_ctx - 1 : -1]})[0].copy()
+                    logits = written(session, chunk, cell.n_ctx)
                     finite &= bool(np.isfinite(logits).all())
                     if reader == writer == cell.dtype:
                         error = max(error, relative_error(logits, whole))
@@ -94,9 +94,8 @@ def take(session: Session, state: bytes, n_past: int) -> None:
     session.set_state(0, state, n_past)
 
 
-def written(session: Session, state: bytes, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
-    """Logits (n_gen, n_vocab) of a text's tokens from `n_prompt` on, after a state of all but the prompt's last."""
-    take(session, state, n_prompt - 1)
+def written(session: Session, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
+    """Logits (n_gen, n_vocab) of a text's tokens from `n_prompt` on; the context holds all but the prompt's last."""
     return session.verify({0: chunk[n_prompt - 1 : -1]})[0].copy()
 
 
@@ -134,9 +133,12 @@ def _by_steps(cell: Handover, session: Session, chunk: np.ndarray) -> dict[str, 
 def _planted(cell: Handover, session: Session, stranger: Path, chunks: np.ndarray) -> dict[str, float | bool]:
     """States that must not pass: another prompt's changes the logits, another model's and a cut one are refused."""
     n_past = cell.n_ctx - 1
-    own = read(session, chunks[0][:n_past])
-    right = written(session, own, chunks[0], cell.n_ctx)
-    other = written(session, read(session, chunks[-1][:n_past]), chunks[0], cell.n_ctx)
+    own, others = (read(session, chunk[:n_past]) for chunk in (chunks[0], chunks[-1]))
+    answers = []
+    for state in (own, others):
+        take(session, state, n_past)
+        answers.append(written(session, chunks[0], cell.n_ctx))
+    right, other = answers
     with Session(stranger, session.config) as another:
         foreign = read(another, chunks[0][:n_past])
     error = relative_error(other, right)

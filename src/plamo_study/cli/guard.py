@@ -10,8 +10,11 @@ from pathlib import Path
 
 from llama_meter import children, paths, progress
 from llama_meter.disk import lock
-from llama_meter.errors import StudyError, of_memory, of_name, of_system
+from llama_meter.errors import MENDABLE, StudyError, mendable
 from plamo_study.cli import report, terminal
+
+LOCK = ".running"
+MOST_BYTES = 1000  # of a lock's text about its holder
 
 
 def guarded(command: Callable[[], object]) -> None:
@@ -22,10 +25,8 @@ def guarded(command: Callable[[], object]) -> None:
     try:
         _check_folder()
         command()
-    except (StudyError, OSError, MemoryError, RuntimeError, UnicodeEncodeError) as error:
-        system = of_system(error) if isinstance(error, OSError) else None
-        name = of_name(error) if isinstance(error, UnicodeEncodeError) else None
-        known = error if isinstance(error, StudyError) else of_memory(error) or system or name
+    except MENDABLE as error:
+        known = mendable(error)
         if known is None:
             raise
         report.console.print(str(known), style="red", soft_wrap=True)
@@ -46,12 +47,6 @@ def interruptible() -> None:
     """
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.default_int_handler)
-
-
-MOST_BYTES = 1000  # of a lock's text about its holder
-
-
-LOCK = ".running"
 
 
 @contextmanager

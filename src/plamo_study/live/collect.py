@@ -45,7 +45,7 @@ def collect(
         raise StudyError(f"source {source!r}", "files and values of your own are measured, not recorded", LIVE)
     if source != "live":
         return recorded(study, source, scale, device)
-    at = plan.scale_of(studies.shown_at(study, scale) if study in studies.STUDIES else scale, asked)
+    at = plan.scale_of(studies.shown_at(study, scale), asked)
     summary, why = _measured(study, scale, at, minutes, device, asked)
     if summary is None:
         _say(f"*{study} was not measured here: {why}. To measure it, {conduct.MORE}.*")
@@ -58,8 +58,8 @@ def _measured(
     study: str, scale: str, at: str, minutes: float, device: str, asked: Sweep
 ) -> tuple[runner.Summary | None, str]:
     """Summary of a live study, or why there was no time for it."""
-    base = studies.shown_at(study, scale) if study in studies.STUDIES else scale
-    planned, share = conduct.build(study, base, device, asked), budget.of_study(study, scale, minutes, asked)
+    planned = conduct.build(study, studies.shown_at(study, scale), device, asked)
+    share = budget.of_study(study, scale, minutes, asked)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
     path = journal_path(study, at, LOCAL)

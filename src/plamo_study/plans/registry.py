@@ -140,9 +140,10 @@ def notebook_of(name: str) -> str:
 
 
 def shown_at(name: str, scale: str) -> str:
-    """The scale at which a study is shown where a notebook asks for `scale`."""
-    study = STUDIES[name]
-    return "mini" if study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS) else scale
+    """The scale at which a study is shown where a notebook asks for `scale`; an unknown study at that one."""
+    study = STUDIES.get(name)
+    at_mini = study and (study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS))
+    return "mini" if at_mini else scale
 
 
 def varies(study: str) -> bool:

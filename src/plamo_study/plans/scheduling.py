@@ -45,7 +45,6 @@ RULES = {"mini": POLICIES, "shape": FIRST, "weights": FIRST, "file": POLICIES[:3
 CUT = "chunked {}"  # the policy that cuts prompts into pieces of so many tokens
 LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6), "weights": (0.56, 1.1, 1.6)}  # requests a second
 SIZE = 1_374_987_584  # bytes of the file that the loads at full size were chosen for
-# Seconds: first token, mean gap
 REQUESTS = {"mini": 320, "shape": 60, "weights": 60, "file": 60}  # for a P99 of first tokens; for a P95
 ALONE, MANY = (80.0, 110.0, 140.0), 1000  # at mini: rates (1/s) around the one of which a machine serves 99 % in time
 # by simulation; requests at each, enough to estimate a share

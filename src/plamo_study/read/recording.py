@@ -81,12 +81,11 @@ def recorded(study: str, source: str, scale: str, device: str) -> Recording:
     """
     check_source(source)
     check_device(device)
-    at = registry.shown_at(study, scale) if study in registry.STUDIES else scale
-    records = _records(study, source, at)
-    if not (rows := journal.latest_rows(records)):
+    at = registry.shown_at(study, scale)
+    if (found := read(study, source, at)) is None:
         path = journal_path(study, at, REFERENCE)
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
-    return of_rows(rows, records, study, source, at)
+    return found
 
 
 def of_device(rows: Sequence[Row], device: str) -> list[Row]:
