@@ -9,6 +9,7 @@ from llama_meter.cells import Handover
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
+from llama_meter.measure import quantizing
 from llama_meter.models import recipes
 from llama_meter.workloads import handover, quality
 from plamo_study.plans import handover as plan
@@ -18,14 +19,25 @@ CELL = Handover(model=HYBRID, scale="mini", dtype="F16", n_ctx=48, n_gen=16, n_c
                 stranger=ATTENTION, candidates=("Q4_K_M",))  # fmt: skip
 
 
-def measured(cell, path=None):
-    own, stranger = (recipes.model_path(*file) for file in cell.files)
-    return handover.run(cell, path or own, lambda _: None, stranger)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Both models' files, each beside its quantized one."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for model in (HYBRID, ATTENTION):
+        own = folder / f"{model}.mini.F16.gguf"
+        own.symlink_to(mini_file(model))
+        quantizing.quantize(own, folder / f"{model}.mini.Q4_K_M.gguf", recipes.recipe("Q4_K_M"))
+    return folder
+
+
+def measured(cell, folder):
+    own, stranger = (folder / f"{model}.mini.F16.gguf" for model in (cell.model, cell.stranger))
+    return handover.run(cell, own, lambda _: None, stranger)
 
 
 @pytest.mark.parametrize(("model", "stranger"), [(HYBRID, ATTENTION), (ATTENTION, HYBRID)])
-def test_every_pair_is_measured_and_every_planted_state_is_seen(model, stranger):
-    found = measured(msgspec.structs.replace(CELL, model=model, stranger=stranger))
+def test_every_pair_is_measured_and_every_planted_state_is_seen(model, stranger, folder):
+    found = measured(msgspec.structs.replace(CELL, model=model, stranger=stranger), folder)
     assert found.valid
     assert found.checks["state_identical"]
     assert found.checks["stranger_refused"]
@@ -38,9 +50,9 @@ def test_every_pair_is_measured_and_every_planted_state_is_seen(model, stranger)
     )
 
 
-def test_a_state_that_is_not_handed_over_makes_the_row_wrong(monkeypatch):
+def test_a_state_that_is_not_handed_over_makes_the_row_wrong(monkeypatch, folder):
     monkeypatch.setattr(handover, "read", lambda session, prompt: lost(session, prompt[::-1]))
-    found = measured(CELL)
+    found = measured(CELL, folder)
     assert not found.checks["undivided"]
     assert not found.valid
 
@@ -52,9 +64,9 @@ def lost(session, prompt):
     return session.get_state(0)
 
 
-def test_a_state_that_the_engine_takes_though_it_should_not_makes_the_row_wrong(monkeypatch):
+def test_a_state_that_the_engine_takes_though_it_should_not_makes_the_row_wrong(monkeypatch, folder):
     monkeypatch.setattr(handover, "refuses", lambda *_: False)
-    assert not measured(CELL).valid
+    assert not measured(CELL, folder).valid
 
 
 def test_a_whole_state_is_not_refused():
