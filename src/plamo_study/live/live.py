@@ -309,7 +309,8 @@ class Line(Listener):
         if not (self.handle or no_time):
             return
         took = _long(time.monotonic() - self.began) if time.monotonic() - self.began > 90 else "moments"
-        said = f"{self.study}: {summary.measured} processes measured here in {took}."
+        new = f"{summary.measured} processes measured here in {took}" if summary.measured else "all rows measured before"
+        said = f"{self.study}: {new}."
         self.say(f"*{said}* {no_time}".strip())
 
 

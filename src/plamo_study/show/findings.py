@@ -62,8 +62,8 @@ def number(value: float) -> str:
     """A number of a finding, with two or three digits: 0.57, 5.3, 27.3, 1,700."""
     if not math.isfinite(value) or not value:
         return f"{value:g}"
-    digits = 2 - math.floor(math.log10(abs(value)))
-    return f"{round(value, digits):,.{max(digits - (abs(value) < 10), 0)}f}"
+    digits = 2 - math.floor(math.log10(abs(value))) - (abs(value) < 10)
+    return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
 def question(
