@@ -16,7 +16,7 @@ from test_cli import in_one_process, run, tool
 from trials import probed as runs
 from typer.testing import CliRunner
 
-from llama_meter import paths
+from llama_meter import http, paths
 from llama_meter.engine import server_build
 from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import NEAR_TIE
@@ -24,7 +24,7 @@ from llama_meter.serve import client, page, probe, right, server, traffic
 from llama_meter.serve.client import Target
 from llama_meter.serve.probe import Ask, Seen
 from llama_meter.serve.server import Setup
-from plamo_study.cli import main, server as cli_server
+from plamo_study.cli import main
 from plamo_study.laws import serving
 from plamo_study.read import results
 
@@ -38,7 +38,7 @@ def stands_in(monkeypatch):
 
 
 async def met(ask):
-    async with client.client(ask.target) as web:
+    async with ask.target.connected() as web:
         return await probe._met(web, ask)
 
 
@@ -83,7 +83,7 @@ def test_a_server_that_is_gone_after_a_load_is_wrong_and_one_that_comes_back_is_
         found = probe.rightness(Ask(Target(running.url), seconds=30.0))
     assert (found.verdict, found.failed) == ("wrong", right.TOGETHER[0]), found
     assert "it was gone" in found.why
-    monkeypatch.setattr(client, "UNREACHED", "another failure")
+    monkeypatch.setattr(http, "UNREACHED", "another failure")
     monkeypatch.setattr(right, "DYING", 2)
     with server.started(Setup("llama-server", mini_file(HYBRID), binary=program)) as running:
         assert probe.rightness(Ask(Target(running.url), seconds=30.0)).verdict == "cannot tell"
@@ -150,7 +150,7 @@ def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attentio
     setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=server_build.libraries())
     with server.started(setup) as running:
         asked = Ask(Target(running.url), 16, 4, 2, seconds=60.0)
-        assert client.run(met(asked))[1] == "llama-server"
+        assert http.run(met(asked))[1] == "llama-server"
         found = probe.rightness(asked)
         assert found.verdict == verdict, found
         assert found.log_probabilities
@@ -254,7 +254,7 @@ def test_an_answer_that_no_server_gives_is_one_message():
 def test_a_list_of_models_that_is_none_is_done_without(stands_in):
     for way in ("deeply", "infinity"):
         ask = Ask(Target(stands_in(way)), seconds=2.0)
-        found, server = client.run(met(ask))
+        found, server = http.run(met(ask))
         assert (found.model, server) == ("", "unknown")
 
 
@@ -371,17 +371,17 @@ def test_what_is_no_address_is_refused_and_a_password_is_not_repeated():
     for url in ("ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x", "http://[::1", "http://\x00", "http://1℀.com",
                 "http://me:hidden@127.0.0.1"):  # fmt: skip
         with pytest.raises(StudyError, match=r"no http or https address|a password") as refused:
-            probe.check_url(url)
+            http.check_url(url)
         assert "hidden" not in str(refused.value)
 
 
 def test_loopback_is_told_by_the_address_alone():
-    assert all(map(probe.is_loopback, ("http://127.0.0.1:80", "http://localhost/v1", "http://[::1]:8080")))
-    assert not any(map(probe.is_loopback, ("http://127.0.0.1.example.org", "http://10.0.0.1", "http://[::1")))
+    assert all(map(http.is_loopback, ("http://127.0.0.1:80", "http://localhost/v1", "http://[::1]:8080")))
+    assert not any(map(http.is_loopback, ("http://127.0.0.1.example.org", "http://10.0.0.1", "http://[::1")))
 
 
 def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, monkeypatch, tmp_path):
-    monkeypatch.setenv(cli_server.KEY, "very-secret")
+    monkeypatch.setenv(probe.KEY, "very-secret")
     monkeypatch.setattr(right, "ROUNDS", 2)
     out = tmp_path / "report.html"
     lengths = ["--prompt-tokens", "16", "--output-tokens", "4", "--seconds", "20"]
@@ -419,7 +419,7 @@ def test_the_command_that_starts_a_server_ends_it_when_it_is_told_to_end(told):
         text=True,
     )
     url = child.stdout.readline().strip()
-    assert probe.is_loopback(url)
+    assert http.is_loopback(url)
     child.send_signal(told)
     child.communicate(timeout=15)
     with pytest.raises(StudyError, match="does not answer"):

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
-from llama_meter import stats
+from llama_meter import http, stats
 from llama_meter.cells import Serving
 from llama_meter.engine import server_build
 from llama_meter.errors import StudyError
@@ -216,7 +216,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("way", FAULTS)
 def test_a_fault_is_told_in_the_answer_and_the_load_goes_on(misbehaves, monkeypatch, way):
-    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(http, "MOST_BYTES", 1 << 20)
     answers = closed(misbehaves(way), say(3), n_clients=2).answers
     assert [answer.prompt.id for answer in answers] == ["0", "1", "2"]
     for answer in answers:
@@ -299,7 +299,7 @@ def test_more_connections_than_select_can_watch_are_watched_and_a_sleep_stays_ex
         server.close()
         return highest
 
-    assert client.run(hold(600)) > 1023  # two files a connection
+    assert http.run(hold(600)) > 1023  # two files a connection
     assert min(slept) < 0.001  # what epoll alone rounds up to
 
 
@@ -553,10 +553,11 @@ def test_a_server_that_keeps_requests_apart_answers_alike_and_its_run_is_kept_on
 
 
 def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps_and_a_death_with_its_assertion(served, tmp_path):
-    mixes = served("mixes")
+    mixes = served("mixes_others")
     assert mixes.differ == len(mixes.gaps) > 0
-    assert mixes.gaps[0] == pytest.approx(1.9)
+    assert mixes.gaps[0] == pytest.approx(1.0)
     assert mixes.near_ties == 0
+    assert set(served("mixes").gaps) == {concurrency.UNLIKE}, "a server that gives no log probabilities"
     dies = served("dies_together")
     assert (dies.exit, dies.rounds_done, dies.said) == (-6, 0, "GGML_ASSERT(fits) failed")
     assert dies.answers < 3

@@ -8,12 +8,13 @@ import pytest
 from conftest import HYBRID, mini_file
 from typer.testing import CliRunner
 
+from llama_meter import http
 from llama_meter.errors import StudyError
 from llama_meter.serve import client, probe, server, traffic
 from llama_meter.serve.client import Target
 from llama_meter.serve.probe import Ask
 from llama_meter.serve.server import Setup
-from plamo_study.cli import main, server as cli_server
+from plamo_study.cli import main
 
 
 @pytest.fixture
@@ -29,10 +30,10 @@ def meeting(url, say=lambda line: None, model="", seconds=6.0):
     ask = Ask(Target(url, model), seconds=seconds)
 
     async def met():
-        async with client.client(ask.target) as web:
+        async with ask.target.connected() as web:
             return await probe._met(web, ask, say, ignored)
 
-    return client.run(met())[0], ignored
+    return http.run(met())[0], ignored
 
 
 @pytest.mark.case(8)
@@ -93,7 +94,7 @@ def test_a_field_that_a_server_refuses_is_left_out_and_named(way, without, stand
 
 
 MENDS = {  # way -> what helps
-    "wants_a_key": cli_server.KEY,
+    "wants_a_key": probe.KEY,
     "knows_no_such_model": "it lists stand-in",
     "is_busy": "wait",
     "is_down": "server's log",
@@ -190,8 +191,8 @@ def test_counters_are_read_whatever_stands_beside_them(line):
 
 @pytest.mark.parametrize("way", ["in_drops", "late", "without_end", "redirects"])
 def test_counters_that_do_not_come_are_given_up_on_in_time(way, stands_in, monkeypatch):
-    monkeypatch.setattr(client, "LOOK_S", 0.3)
+    monkeypatch.setattr(http, "LOOK_S", 0.3)
     begin = time.monotonic()
     with pytest.raises(StudyError, match=r"no end within 0.3 s|more than|HTTP 307"):
         traffic.watched(Target(stands_in(way)), 1.0)
-    assert time.monotonic() - begin < 10 * client.LOOK_S
+    assert time.monotonic() - begin < 10 * http.LOOK_S

@@ -76,11 +76,11 @@ def probe(asked: argparse.Namespace) -> int:
     from llama_meter.serve import page, probe as probing
     from llama_meter.serve.client import Target
 
-    address = probing.check_url(asked.url)
-    if not (asked.yes or probing.is_loopback(address)):
-        raise StudyError(address, "is not this machine", "the same with --yes, if you may load it")
-    ask = probing.Ask(Target(address, asked.model), asked.prompt_tokens, asked.output_tokens, asked.concurrency)
-    report = probing.probe(ask, lambda line: print(line, file=sys.stderr))
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    ask = probing.Ask(Target(asked.url, asked.model), asked.prompt_tokens, asked.output_tokens, asked.concurrency)
+    report = probing.probe(probing.prepared(ask, asked.yes, say), say)
     print(json.dumps(msgspec.to_builtins(report)) if asked.json else page.text(report))
     return 0
 

@@ -9,7 +9,7 @@ would have to load is not asked: others may be using the one that would go.
 """
 
 import asyncio
-import ipaddress
+import os
 import re
 import shlex
 import time
@@ -17,13 +17,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
-import httpx2
 import msgspec
 import numpy as np
 
-from llama_meter import stats
+from llama_meter import http, stats
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError
 from llama_meter.serve import client, load, questions, right
@@ -33,11 +31,11 @@ from llama_meter.serve.right import Rightness
 from llama_meter.serve.traffic import Traffic
 from llama_meter.stats import Estimate
 
+KEY = "PROBE_API_KEY"  # environment: sent to the probed server, and never shown
 PHASE_ROUNDS = 5
 FACTOR = 2  # by which a length or the load is changed
 CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: until the server has counted some, and whatever it counts
 WARM = 1
-LOOPBACK = ("localhost",)
 SERVERS = {"llamacpp": "llama-server", "me": "llama_cpp.server", "vllm": "vLLM"}  # by the `owned_by` of their models
 KNOWN = {"llama-server": questions.OURS["llama-server"], "vLLM": {"ignore_eos": True}}
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
@@ -198,40 +196,35 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     traffic: Traffic | None = None
 
 
-def is_loopback(url: str) -> bool:
-    """Whether a URL can only lead to this machine, however names resolve."""
-    try:
-        host = urlsplit(url).hostname or ""
-        return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def prepared(ask: Ask, yes: bool, say: Say) -> Ask:
+    """What a command asks for, with the key of KEY; `say` is told what it may cost, and nobody is asked yet.
 
-
-def check_url(url: str) -> str:
-    """The server's address without a path; StudyError for anything that is not one."""
-    try:
-        parts = urlsplit(url)
-        httpx2.URL(url)
-        right = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except (ValueError, httpx2.InvalidURL):
-        right = False
-    if not right:
-        raise StudyError(f"URL {url!r}", "is no http or https address", "plamo-study probe http://127.0.0.1:8080")
-    if parts.username or parts.password:
-        raise StudyError("URL", "carries a password, which would appear in the report", "give the key by environment")
-    return url.rstrip("/").removesuffix("/v1")
+    Raises StudyError for what is no address, a key that no header can carry, and another machine without `yes`.
+    """
+    address = http.check_url(ask.target.url)
+    key = os.environ.get(KEY, "")
+    if not (key.isascii() and key.isprintable()):
+        raise StudyError(KEY, "holds what no header can carry", f"export {KEY}=... in letters, digits and signs")
+    ask = replace(ask, target=replace(ask.target, url=address, key=key))
+    most = ask.budget()
+    cost = f"at most {most.requests} requests, {most.tokens:,} tokens, {most.bytes_read / 2**20:,.0f} MiB read, "
+    cost += f"about {most.seconds:.0f} s"
+    say(f"{address}: {cost}")
+    if not (yes or http.is_loopback(address)):
+        raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
+    return ask
 
 
 def probe(ask: Ask, say: Say = lambda line: None) -> Report:
     """Probe a server; StudyError where it answers nothing at all."""
-    return client.run(_probe(ask.bounded(), say))
+    return http.run(_probe(ask.bounded(), say))
 
 
 def rightness(ask: Ask) -> Rightness:
     """The first half of a probe: are answers right under load? StudyError where the server answers nothing at all."""
     ask = ask.bounded()
 
-    async def asked(web: httpx2.AsyncClient) -> Rightness:
+    async def asked(web: http.Client) -> Rightness:
         target, _ = await _met(web, ask)
         return await right.ask(web, target, ask.concurrency, time.monotonic() + ask.seconds, ask.top)
 
@@ -242,7 +235,7 @@ async def _probe(ask: Ask, say: Say) -> Report:
     begin = time.monotonic()
     until = begin + ask.seconds
     ignored: set[str] = set()
-    async with client.client(ask.target) as web:
+    async with ask.target.connected() as web:
         target, server = await _met(web, ask, say, ignored)
         ask = replace(ask, target=target)
         say("the same prompts alone and together")
@@ -269,7 +262,7 @@ async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Fo
 
 
 async def _met(
-    web: httpx2.AsyncClient, ask: Ask, say: Say = lambda line: None, ignored: set[str] | None = None
+    web: http.Client, ask: Ask, say: Say = lambda line: None, ignored: set[str] | None = None
 ) -> tuple[Target, str]:
     """The target with the server's model and API, and without what it refuses; the kind of server if it is known."""
     try:
@@ -280,7 +273,7 @@ async def _met(
         raise StudyError(ask.target.url, why, "give it longer with --seconds") from None
 
 
-async def _greeted(web: httpx2.AsyncClient, ask: Ask, say: Say, ignored: set[str]) -> tuple[Target, str]:
+async def _greeted(web: http.Client, ask: Ask, say: Say, ignored: set[str]) -> tuple[Target, str]:
     ready_s = min(READY_S, ask.seconds / 2)
     begun = time.monotonic()
     until = begun + 0.8 * ready_s  # the last answer takes its time too
@@ -301,15 +294,10 @@ async def _greeted(web: httpx2.AsyncClient, ask: Ask, say: Say, ignored: set[str
     return target, server
 
 
-async def _listed(web: httpx2.AsyncClient, url: str) -> list[Model]:
+async def _listed(web: http.Client, url: str) -> list[Model]:
     """The models that a server lists; not every server does."""
     where = f"{url}/v1/models"
-    try:
-        status, body = await client.look(web, where, READY_S)
-    except httpx2.TransportError as error:
-        raise StudyError(url, f"does not answer ({type(error).__name__})", "start the server first") from None
-    except ValueError as error:
-        raise StudyError(where, f"gives {error}", "name the server's own address") from None
+    status, body = await http.look(web, where, "name the server's own address", READY_S)
     try:
         answer = parsed(body) if status == 200 else {}
     except ValueError:
@@ -356,7 +344,7 @@ def _with_model(target: Target, models: Sequence[Model]) -> str:
     return f"plamo-study probe {target.url} --model {shlex.quote(models[0].id)}"
 
 
-async def _answered(web: httpx2.AsyncClient, target: Target) -> tuple[Target, Answer]:
+async def _answered(web: http.Client, target: Target) -> tuple[Target, Answer]:
     """The first answer of a server, and the target with the API that it has and without the fields that it refuses."""
     met = []
     for api in ("completions", "chat/completions"):
@@ -385,8 +373,8 @@ def _mend(answer: Answer, ask: Ask, listed: Sequence[Model] = ()) -> str:
     if status in (400, 413, 422) and (answer.room or "context" in answer.failure or status == 413):
         return _shorter(ask, answer.room)
     mends = {
-        0: "start the server" if answer.failure.startswith(client.UNREACHED) else "look at the server's log",
-        401: "export PROBE_API_KEY=… with a key of this server",
+        0: "start the server" if answer.failure.startswith(http.UNREACHED) else "look at the server's log",
+        401: f"export {KEY}=… with a key of this server",
         404: f"--model with a name that it knows{names}, or the address of the API",
         422: f"--model with one that takes these requests{names}, or start the server with other options",
         BUSY: "wait until the server is free, then probe again",
@@ -435,7 +423,7 @@ def _cannot(why: str, lever: str = LEVERS["cannot tell"]) -> Binding:
     return Binding(verdict="cannot tell", why=why, lever=lever)
 
 
-async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float, ignored: set[str]) -> Binding:
+async def _phase(web: http.Client, ask: Ask, until: float, ignored: set[str]) -> Binding:
     warm = questions.of_characters(WARM, int(CHARACTERS * ask.prompt_tokens), ask.output_tokens, seed=2)[0]
     first = await client.ask(web, ask.target, warm, closely=True)
     if first.failure:

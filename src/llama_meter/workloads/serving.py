@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import httpx2
 import psutil
 
+from llama_meter import http
 from llama_meter.cells import Serving, Traffic
 from llama_meter.engine import builds, server_build
 from llama_meter.errors import StudyError
@@ -59,7 +59,7 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     with server.started(setup(cell, cell.server, path)) as running:
         load_ns = clock() - begin
         target = Target(running.url, usual=questions.OURS[cell.server])
-        done = client.run(_loaded(cell, running, target, asked, stage))
+        done = http.run(_loaded(cell, running, target, asked, stage))
         rss = resident(running, done)
     return measured(done, load_ns, rss)
 
@@ -94,7 +94,7 @@ def resident(running: Server, done: Done) -> int:
     return psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
 
 
-async def floors(web: httpx2.AsyncClient, target: Target, kind: server.Kind) -> list[float]:
+async def floors(web: http.Client, target: Target, kind: server.Kind) -> list[float]:
     """Seconds of empty requests: the cost of HTTP alone."""
     return [await _empty(web, target.url + server.READY[kind]) for _ in range(FLOOR)]
 
@@ -102,7 +102,7 @@ async def floors(web: httpx2.AsyncClient, target: Target, kind: server.Kind) -> 
 async def _loaded(
     cell: Serving, running: Server, target: Target, asked: list[Prompt], stage: Callable[[str], None]
 ) -> Done:
-    async with client.client(target) as web:
+    async with target.connected() as web:
         stage("warm")
         await client.ask(web, target, asked[0])
         floor = await floors(web, target, cell.server)
@@ -134,7 +134,7 @@ async def _loaded(
     return Done(alone, loaded, floor, ended, steps, switches, seed)
 
 
-async def _empty(web: httpx2.AsyncClient, url: str) -> float:
+async def _empty(web: http.Client, url: str) -> float:
     begin = clock()
     await web.get(url)
     return (clock() - begin) / 1e9
