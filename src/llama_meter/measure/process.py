@@ -7,7 +7,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -66,7 +65,6 @@ def work(
     time_limit_s: float,
     engine: str = "",
     workload: str = "",
-    files: Sequence[int] = (),
     ends_at: float = math.inf,
 ) -> Outcome:
     """Spawn a worker for `job` and wait; after `time_limit_s` seconds it is killed, and the outcome is a hang.
@@ -76,7 +74,7 @@ def work(
     worker that was stopped or whose machine slept: that time is not its own.
 
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `workload`: module with the `RUNS`
-    of this job, where workloads/phases.py does not do it. `files`: file descriptors that the worker inherits.
+    of this job, where workloads/phases.py does not do it.
     `ends_at`: the deadline by time.monotonic(), after which TimeUpError is raised.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
@@ -88,7 +86,7 @@ def work(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            pass_fds=[lifeline, *files],
+            pass_fds=[lifeline],
             start_new_session=True,
             env=_waiting(job) | _environment(engine) | _blas(job),
         )
