@@ -25,7 +25,7 @@ import msgspec
 
 from llama_meter import journal, paths
 from llama_meter.cells import Arrival, Decode, Depth, Gate, MatMul, Naive, OnModel, Prefill, Read, columns
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.journal import OTHERS
 from llama_meter.measure import facts
 from llama_meter.measure.identity import renewed
@@ -81,7 +81,7 @@ INSTRUCTIONS = {  # of architectures, as `platform.machine` and builds of the en
     "arm64": ("NEON", "SVE"),  # macOS
     "aarch64": ("NEON", "SVE"),  # Linux
 }
-MEND = "ask for the file again: it is made with `plamo-study rows pack`"
+MEND = f"ask for the file again: it is made with `{offer('rows pack')}`"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="pack", tag_field="kind"):
@@ -143,10 +143,10 @@ def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
     rows = [record for record in chain(*found.values()) if isinstance(record, Row)]
     newest = max(rows, key=lambda row: row.started, default=None)
     if newest is None:
-        raise StudyError(str(paths.MEASURED / place), "no rows to pack", "plamo-study study")
+        raise StudyError(str(paths.MEASURED / place), "no rows to pack", offer("study"))
     machine = identified(machine) if machine else newest.machine
     if not any(row.machine == machine for row in rows):
-        raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
+        raise StudyError(f"machine {machine!r}", f"has no rows in {place}", offer("rows list"))
     made = packed(machine, found, studies)
     if not made.rows:
         why = next(iter(made.left_out))
@@ -486,7 +486,7 @@ def remove(machine: str) -> dict[Path, int]:
         dropped = journal.drop(path, lambda record: isinstance(record, Row) and record.machine == machine)
         found |= {path: len(journal.latest_rows(dropped))} if dropped else {}
     if not found:
-        raise StudyError(f"machine {machine!r}", "has no rows that came from elsewhere", "plamo-study rows list")
+        raise StudyError(f"machine {machine!r}", "has no rows that came from elsewhere", offer("rows list"))
     with suppress(OSError):  # the folder is not empty
         (paths.MEASURED / machine).rmdir()
     return found
@@ -496,7 +496,7 @@ def identified(start: str) -> str:
     """The id of a machine with rows here, from its beginning; StudyError where none or several begin so."""
     if not re.fullmatch(f"[0-9a-f]{{{LEAST_OF_ID},}}", start):
         why = f"is no machine's id, nor the first {LEAST_OF_ID} or more of its characters"
-        raise StudyError(f"machine {start!r}", why, "plamo-study rows list")
+        raise StudyError(f"machine {start!r}", why, offer("rows list"))
     known = sorted({machine for _, machine, _, _ in machines() if machine.startswith(start)})
     if len(known) > 1:
         raise StudyError(f"machine {start!r}", f"may be {' or '.join(known)}", "give more of its id")

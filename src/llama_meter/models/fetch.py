@@ -24,7 +24,7 @@ from huggingface_hub.utils import build_hf_headers, get_session
 
 from llama_meter import http
 from llama_meter.disk import lock
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.errors import StudyError, offer, unwritable
 from llama_meter.models import registry, snapshots, transfer
 from llama_meter.models.gguf_file import Progress
 from llama_meter.models.snapshots import COMMIT, PLAIN, SHA256, Held, Snapshot, Wanted
@@ -57,7 +57,7 @@ def fetch(name: str, progress: Progress | None = None, offline: bool = False, re
     that cannot be written. A failed download is kept, and a later call resumes it.
     """
     hub, offline = registry.hub(name), offline or constants.HF_HUB_OFFLINE
-    again = f"plamo-study models fetch {name}" + (f" --revision {revision}" if revision else "")
+    again = offer(f"models fetch {name}") + (f" --revision {revision}" if revision else "")
     here: Snapshot | None = None
     damaged: dict[str, str] = {}
     if offline or not revision or COMMIT.fullmatch(revision):  # a branch moves: only the hub knows where it stands

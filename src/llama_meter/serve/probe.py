@@ -23,7 +23,7 @@ import numpy as np
 
 from llama_meter import http, stats
 from llama_meter.disk import parsed
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.serve import client, load, questions, right
 from llama_meter.serve.client import Allowance, Answer, Prompt, Target
 from llama_meter.serve.load import Loaded
@@ -341,7 +341,7 @@ def _names(models: Sequence[Model]) -> str:
 
 
 def _with_model(target: Target, models: Sequence[Model]) -> str:
-    return f"plamo-study probe {target.url} --model {shlex.quote(models[0].id)}"
+    return offer(command := f"probe {target.url} --model {shlex.quote(models[0].id)}", command)
 
 
 async def _answered(web: http.Client, target: Target) -> tuple[Target, Answer]:
