@@ -54,8 +54,7 @@ def measure(asked: argparse.Namespace) -> int:
     summary = runner.sweep(planned, asked.journal, tell, minutes=asked.minutes)
     _print(summary.rows, asked.json)
     for row in summary.unexpected:
-        why = f"{row.failure.stage}: {row.failure.why}" if row.failure else "computed, but wrong"
-        print(f"{row.cell.workload}: {why}", file=sys.stderr)
+        print(f"{row.cell.workload}: {row.failure or 'computed, but wrong'}", file=sys.stderr)
     return WRONG if summary.unexpected else 0
 
 

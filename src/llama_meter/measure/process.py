@@ -110,7 +110,7 @@ def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limi
     """A worker's measurement of a cell outside of any study; StudyError when the worker ended badly."""
     outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
     if outcome.failure:
-        why = f"ended badly ({outcome.status}: {outcome.failure.why})"
+        why = f"ended badly ({outcome.status} in {outcome.failure})"
         raise StudyError(f"the worker of {cell.workload}", why, "python tools/selfcheck.py --scale mini")
     return outcome.measured
 

@@ -43,9 +43,8 @@ def probe_file(
     seconds = TIME_S + path.stat().st_size / BYTES_PER_S + (n_prompt + n_gen) / TOKENS_PER_S
     outcome = work(Job(cell=cell, path=str(path.resolve())), seconds, workload="llama_meter.workloads.range_probe")
     if outcome.failure is not None:
-        why = outcome.failure.why
         mend = offer_check(path)
-        raise StudyError(str(path), f"cannot be probed ({outcome.failure.stage}: {why})", mend)
+        raise StudyError(str(path), f"cannot be probed ({outcome.failure})", mend)
     return outcome.measured
 
 

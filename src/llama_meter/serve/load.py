@@ -116,7 +116,7 @@ async def sought(
         rate = (low * high) ** 0.5
         due = arrivals("poisson", len(prompts), rate, seed + number)
         loaded = await opened(web, target, prompts, due)
-        met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
+        met = [OBJECTIVES[cell.scale].met_by(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
         share = sum(met) / len(prompts)
         steps.append((rate, share, loaded.late_ns / 1e9))
         if share >= ENOUGH:
