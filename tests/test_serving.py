@@ -21,6 +21,7 @@ from llama_meter.measure.tolerance import NEAR_TIE
 from llama_meter.rows import Request
 from llama_meter.serve import client, concurrency, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
+from llama_meter.serve.difference import Difference, difference
 from llama_meter.serve.server import Setup
 from llama_meter.workloads import serving
 from plamo_study.laws import serving as analysis
@@ -419,18 +420,18 @@ def answer(*texts, gaps=(), failure=""):
 
 def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broken_one_is_judged_as_far_as_it_came():
     alone = answer("a ", "b ", "c ", gaps=(2.0, 0.05, 3.0))
-    assert client.difference(alone, answer("a ", "b ", "c ")) is None
-    tie = client.difference(alone, answer("a ", "x ", "y "))
+    assert difference(alone, answer("a ", "b ", "c ")) is None
+    tie = difference(alone, answer("a ", "x ", "y "))
     assert (tie.token, tie.gap, tie.is_near_tie) == (1, 0.05, True)
-    assert not client.difference(alone, answer("z ", "b ", "c ")).is_near_tie
-    assert client.difference(alone, answer("a ", "b ")).token == 2
-    assert client.difference(alone, answer("a ", failure="cut")) is None
-    assert client.difference(alone, answer("x ", failure="cut")).token == 0
+    assert not difference(alone, answer("z ", "b ", "c ")).is_near_tie
+    assert difference(alone, answer("a ", "b ")).token == 2
+    assert difference(alone, answer("a ", failure="cut")) is None
+    assert difference(alone, answer("x ", failure="cut")).token == 0
 
 
 @pytest.mark.parametrize(("lead", "tie"), [(0.0, 1), (NEAR_TIE - 0.01, 1), (NEAR_TIE, 0), (-1.0, 0), (float("nan"), 0)])
 def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
-    assert client.Difference(0, lead).is_near_tie == bool(tie)
+    assert Difference(0, lead).is_near_tie == bool(tie)
     assert concurrency.Served(
         build="stock", model="m", version="v", slots=4, at_once=2, rounds=1, rounds_done=1, answers=1, differ=1,
         gaps=[lead], exit=None,

@@ -84,11 +84,12 @@ def probe(asked: argparse.Namespace) -> int:
     """Ask a server alone and under load: are its answers right, and which phase limits it."""
     from llama_meter.serve import page, probe as probing
     from llama_meter.serve.client import Target
+    from llama_meter.serve.meeting import Ask
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
-    ask = probing.Ask(Target(asked.url, asked.model), asked.prompt_tokens, asked.output_tokens, asked.concurrency)
+    ask = Ask(Target(asked.url, asked.model), asked.prompt_tokens, asked.output_tokens, asked.concurrency)
     report = probing.probe(probing.prepared(ask, asked.yes, say), say)
     print(json.dumps(msgspec.to_builtins(report)) if asked.json else page.text(report))
     return 0

@@ -11,7 +11,7 @@ METER, STUDY = "llama_meter", "plamo_study"
 FLOORS: dict[str, tuple[str, ...]] = {  # the lowest first; a module imports its own floor and those below it
     METER: (
         "errors", "paths", "progress", "limits", "disk", "children", "http", "cells", "stats", "engine", "oracle",
-        "models", "rows", "journal", "measure", "packs", "serve", "simulate", "workloads", "__main__",
+        "models", "rows", "journal", "measure", "plausible", "packs", "serve", "simulate", "workloads", "__main__",
     ),
     STUDY: ("stats", "plans", "read", "arithmetic", "show", "laws", "live", "measurements", "run", "publish", "cli"),
 }  # fmt: skip

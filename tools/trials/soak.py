@@ -20,6 +20,7 @@ from llama_meter.measure import machine, result_file
 from llama_meter.measure.plan import MODELS
 from llama_meter.serve import client, load, objectives, questions, server, traffic
 from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.difference import difference
 from llama_meter.serve.objectives import DISTINCT, ENOUGH
 from llama_meter.serve.server import Server
 from llama_meter.workloads import serving
@@ -63,7 +64,7 @@ class _Counted:
         late = (answer.sent_ns - answer.due_ns) / NS
         self._ended.append(((first - answer.due_ns) / NS, (last - first) / max(n - 1, 1) / NS, late))
         self._at.append(answer.ended_ns)
-        if parted := client.difference(self.alone[number % len(self.alone)], answer):
+        if parted := difference(self.alone[number % len(self.alone)], answer):
             self.differ += 1
             self.near_ties += parted.is_near_tie
 

@@ -5,17 +5,12 @@ count is the server's own, if it gives one. Whatever a model writes is made of t
 of tools. Errors are reported in the answer's `failure`; nothing is raised.
 
 Servers differ in what they send beside that. What is needed for no result is ignored, and named in `ignored`.
-
-An answer given under load is compared with the one that its prompt gets alone. Both are greedy, so their texts should
-match. But batches of different shapes round differently, and between two nearly equally likely tokens rounding
-decides: such a difference proves nothing. If the server gives log probabilities, the gap of the two at the first
-differing token reveals it.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -25,7 +20,6 @@ import msgspec
 from llama_meter import http
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError
-from llama_meter.measure.tolerance import near_tie
 
 Api = Literal["completions", "chat/completions"]
 MOST_LINE = 1 << 20  # bytes of one event
@@ -507,46 +501,3 @@ def _room(body: bytes) -> int:
     match = next(filter(None, (each.search(text) for each in ROOMS)), None)
     digits = next(filter(None, match.groups())).replace(",", "") if match else ""
     return int(digits) if 0 < len(digits) < 10 else 0
-
-
-# ------------------------------------------------------------------ two answers to one prompt
-
-SAME = -1.0  # in rows, the first differing token of two answers that do not differ
-
-
-@dataclass(frozen=True)
-class Difference:
-    """First differing token of two answers (from 0; -1: none), and the likeliest token's lead there alone, in nats."""
-
-    token: int
-    gap: float
-
-    @property
-    def is_near_tie(self) -> bool:
-        """Whether rounding may decide at that token; False without log probabilities."""
-        return bool(near_tie(self.gap))
-
-
-def difference(alone: Answer, answer: Answer) -> Difference | None:
-    """First difference from the answer alone, or None. A broken-off answer is compared as far as it got.
-
-    The gap is NaN where the server gave no log probabilities.
-    """
-    known, said = alone.text, answer.text
-    if answer.failure:
-        known = known[: len(said)]
-    if known == said:
-        return None
-    at = next((i for i, (a, b) in enumerate(zip(known, said, strict=False)) if a != b), min(len(known), len(said)))
-    token = _token_at(alone.tokens or alone.texts, at)
-    return Difference(token, alone.gaps[token] if token < len(alone.gaps) else float("nan"))
-
-
-def _token_at(pieces: Sequence[str], character: int) -> int:
-    """Index of the token that contains a character of the text."""
-    length = 0
-    for number, piece in enumerate(pieces):
-        length += len(piece)
-        if character < length:
-            return number
-    return max(len(pieces) - 1, 0)

@@ -18,7 +18,8 @@ from llama_meter.disk import growing
 from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import near_tie
 from llama_meter.serve import client, load, questions, server
-from llama_meter.serve.client import Difference, Prompt, Target
+from llama_meter.serve.client import Prompt, Target
+from llama_meter.serve.difference import Difference, difference
 from llama_meter.serve.server import Server, Setup
 
 ANSWER = 24  # tokens of an answer
@@ -93,7 +94,7 @@ async def _asked(
         asked = [(turn * at_once + i) % len(prompts) for i in range(at_once)]
         loaded = await load.closed(web, target, [prompts[which] for which in asked], at_once)
         pairs = zip(asked, loaded.answers, strict=True)
-        got += [client.difference(alone[which], answer) for which, answer in pairs if not answer.failure]
+        got += [difference(alone[which], answer) for which, answer in pairs if not answer.failure]
         if running.ended(1.0) or time.monotonic() - started > RUN_S:
             break
         done += 1

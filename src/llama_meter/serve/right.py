@@ -33,6 +33,7 @@ from llama_meter import http
 from llama_meter.measure.tolerance import NEAR_TIE
 from llama_meter.serve import client, load, questions
 from llama_meter.serve.client import Answer, Prompt, Target
+from llama_meter.serve.difference import Difference, difference
 
 PROMPTS, ALONE, ALONE_UNKNOWN = 8, 2, 3  # prompts; times each is asked alone, with log probabilities and without
 TOGETHER, ROUNDS, COPIED = (4, 2), 6, 3  # different prompts at once; rounds of each; rounds of identical ones
@@ -188,9 +189,9 @@ def _known(answers: Sequence[Answer]) -> bool:
     return all(any(gap == gap for gap in answer.gaps) for answer in answers)
 
 
-def _parting(alone: Sequence[Answer], answer: Answer) -> client.Difference | None:
+def _parting(alone: Sequence[Answer], answer: Answer) -> Difference | None:
     """Where an answer parts from the one alone that it follows furthest; None where it is one of them."""
-    found = [client.difference(each, answer) for each in alone]
+    found = [difference(each, answer) for each in alone]
     return None if None in found else max((each for each in found if each), key=lambda each: each.token)
 
 

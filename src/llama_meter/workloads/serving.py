@@ -21,6 +21,7 @@ from llama_meter.measure import machine, watch
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, objectives, questions, server
 from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.difference import SAME, difference
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.objectives import DISTINCT
 from llama_meter.serve.server import Server, Setup
@@ -149,7 +150,7 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
     answers, began = done.loaded.answers, done.loaded.began_ns
     if refused := [answer.failure for answer in [*done.alone, *answers] if answer.refused]:
         raise StudyError("the server", f"refused {len(refused)} requests: {refused[0]}", "look at its options")
-    found = [client.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
+    found = [difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
     wrong = [each for each in found if each and not each.is_near_tie]
     lag = sorted(done.loaded.lag_ns) or [0]
     checks: dict[str, float | bool] = {
@@ -165,8 +166,8 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "n_gen": [float(answer.n_gen) for answer in answers],
         "prompt_ms": [answer.timings.get("prompt_ms", 0.0) for answer in answers],
         "answer_ms": [answer.timings.get("predicted_ms", 0.0) for answer in answers],
-        "differs": [float(each.token) if each else client.SAME for each in found],
-        "gap": [each.gap if each and each.gap == each.gap else client.SAME for each in found],
+        "differs": [float(each.token) if each else SAME for each in found],
+        "gap": [each.gap if each and each.gap == each.gap else SAME for each in found],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
         "floor": done.floor_s,
         "switches": [float(done.switches)],

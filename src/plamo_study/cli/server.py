@@ -89,10 +89,11 @@ def probe(
     """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
     from llama_meter.serve import page, probe as probing, traffic
     from llama_meter.serve.client import Target
+    from llama_meter.serve.meeting import Ask
 
     if html:
         check_out(html, force)
-    ask = probing.Ask(Target(url, model), prompt_tokens, output_tokens, concurrency, rate, seconds)
+    ask = Ask(Target(url, model), prompt_tokens, output_tokens, concurrency, rate, seconds)
     ask = probing.prepared(ask, yes, report.console.print)
     own = traffic.watched(ask.target, watch) if watch else None
     found = msgspec.structs.replace(probing.probe(ask, report.console.print), traffic=own)
