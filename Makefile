@@ -79,8 +79,9 @@ endif
 notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
-lock: # needs uv; environment.yml is checked against the result by a test
+lock: # needs uv; environment.yml follows
 	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra server --extra fleet --extra energy --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
+	$(PYTHON) tools/conda.py
 
 clean:
 	rm -rf .venv reports

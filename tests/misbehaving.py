@@ -99,9 +99,7 @@ class Handler(BaseHTTPRequestHandler):
         Handler.busy += 1
         Handler.asking.append(prompt := asked.get("prompt", ""))
         try:
-            if self.path == "/completion":
-                self.complete_by_own_api(asked)
-            elif not asked["stream"]:
+            if not asked["stream"]:
                 choice = {"text": "".join(WORDS)}
                 usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
                 self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
@@ -122,17 +120,6 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(b"")
         else:
             getattr(self, self.way, self.well)(asked)
-
-    def complete_by_own_api(self, asked):
-        """As llama.cpp's own path answers: tokens, and the two likeliest at each; here the prompt's length and who else
-        is asking, where this server mixes."""
-        time.sleep(0.02)
-        if self.way == "dies_together":
-            self.die_if_not_alone()
-        tokens = [len(asked["prompt"]), Handler.busy if self.way == "mixes" else 0]
-        top = [{"logprob": -0.1}, {"logprob": -2.0}]
-        told = {"tokens": tokens, "completion_probabilities": [{"top_logprobs": top}] * 2}
-        self.reply(200, json.dumps(told).encode())
 
     # ---------------------------------------------------------------- ways to list models
 

@@ -319,7 +319,7 @@ def test_an_abort_of_a_program_that_is_not_ours_is_an_exit_code_too_and_no_crash
     variables = os.environ | dict.fromkeys(("LD_PRELOAD", machine.INSERTED), library)
     aborted = subprocess.run([sys.executable, "-c", "import os; os.abort()"], env=variables, check=False).returncode
     assert aborted > 0
-    assert server.how_ended(aborted) == "SIGABRT"
+    assert machine.how_ended(aborted) == "SIGABRT"
     assert library in last_words(tmp_path, monkeypatch, "has '$DYLD_INSERT_LIBRARIES'")
     machine._no_reports.cache_clear()
     with subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], env=variables) as process:

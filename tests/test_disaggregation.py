@@ -20,14 +20,14 @@ from llama_meter import journal
 from llama_meter.cells import PHASES, Service, Shipment
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
-from llama_meter.measure import runner
+from llama_meter.measure import peers, runner
 from llama_meter.measure.plan import Plan
 from llama_meter.models import registry
 from llama_meter.oracle.compare import agreement
 from llama_meter.oracle.forward import Oracle
 from llama_meter.rows import Row
-from llama_meter.workloads import sender, sender as shipping, shipment, wire
-from llama_meter.workloads.wire import Reply, State
+from llama_meter.workloads import sender, shipment
+from llama_meter.workloads.sender import Reply, State
 from plamo_study.arithmetic import states
 from plamo_study.plans import disaggregation
 
@@ -83,23 +83,23 @@ def side(request):
     cell = shipped(request.param)
     with (
         shipment.receiving(cell, mini_file(cell.model)) as receiver,
-        Session(mini_file(cell.model), shipping.sending(cell)) as sender,
+        Session(mini_file(cell.model), sender.sending(cell)) as session,
     ):
         prompt = receiver.tokens[0]
-        token = int(sender.prefill({0: prompt})[0][-1].argmax())
-        data = sender.read_state(0)
+        token = int(session.prefill({0: prompt})[0][-1].argmax())
+        data = session.read_state(0)
         told = State(origin=receiver.own, n_tokens=len(prompt), token=token, n_bytes=data.size,
-                     sha256=wire.digest(data), spent=wire.Spent(prefill=1, save=1, check=1))  # fmt: skip
+                     sha256=sender.digest(data), spent=sender.Spent(prefill=1, save=1, check=1))  # fmt: skip
         yield receiver, told, data, prompt
 
 
 @contextmanager
 def wired(act, patience_s=10.0):
     """A connection over loopback to a thread that does `act` with its end of it and hangs up."""
-    near, far = wire.pair(patience_s)
+    near, far = peers.pair(patience_s)
 
     def peer():
-        with wire.ready(far):
+        with peers.ready(far):
             act(far)
 
     thread = threading.Thread(target=peer, daemon=True)
@@ -116,7 +116,7 @@ def offers(change):
 
     def act(peer, told, data):
         with pytest.raises(StudyError) as error:
-            wire.offer(peer, *change(told, data))
+            sender.offer(peer, *change(told, data))
         return str(error.value)
 
     return act
@@ -134,7 +134,7 @@ def of_origin(**fields):
 
 def half(told, data):
     part = data[: data.size // 2]
-    return msgspec.structs.replace(told, n_bytes=part.size, sha256=wire.digest(part)), part
+    return msgspec.structs.replace(told, n_bytes=part.size, sha256=sender.digest(part)), part
 
 
 def says(data):
@@ -142,9 +142,9 @@ def says(data):
 
 
 def falls_silent(peer, told, data):
-    wire.send(peer, told)
-    wire.receive(peer, Reply)
-    wire.push(peer, data[:1000])
+    peers.send(peer, told)
+    peers.receive(peer, Reply)
+    peers.push(peer, data[:1000])
     time.sleep(0.5)
 
 
@@ -160,8 +160,8 @@ HOSTILE = {
     "cut short and announced so": (offers(half), "cannot be taken: llama.cpp refused"),
     "never finished": (falls_silent, "is silent"),
     "of another protocol": (says(b"GET / HTTP/1.1\r\n\r\n"), "does not begin as version"),
-    "with a header of gigabytes": (says(wire.PREFIX.pack(wire.MAGIC, 1, 1 << 31)), "a header of 2147483648 bytes"),
-    "with a pickle": (says(wire.PREFIX.pack(wire.MAGIC, 1, 4) + b"\x80\x04N."), "is no State"),
+    "with a header of gigabytes": (says(peers.PREFIX.pack(peers.MAGIC, 1, 1 << 31)), "a header of 2147483648 bytes"),
+    "with a pickle": (says(peers.PREFIX.pack(peers.MAGIC, 1, 4) + b"\x80\x04N."), "is no State"),
 }  # fmt: skip
 
 
@@ -195,10 +195,10 @@ def test_of_mutated_messages_nothing_is_taken_but_the_state_that_was_sent(side):
     """A changed time or token may pass, as the protocol cannot know better; a state never does."""
     receiver, told, data, _ = side
     header = msgspec.json.encode(told)
-    stream = wire.PREFIX.pack(wire.MAGIC, wire.VERSION, len(header)) + header + data.tobytes()
+    stream = peers.PREFIX.pack(peers.MAGIC, peers.VERSION, len(header)) + header + data.tobytes()
     rng, n_refused = random.Random(9), 0
     for _ in range(150):
-        sent = mutated(stream, wire.PREFIX.size + len(header), rng)
+        sent = mutated(stream, peers.PREFIX.size + len(header), rng)
 
         def act(peer, sent=sent):
             with suppress(OSError):  # the receiver hangs up in the middle of it
@@ -228,20 +228,20 @@ def test_after_all_of_this_a_good_state_is_taken_and_goes_on_as_the_prompt_read_
     session.prefill({0: prompt})
     expected = sender.greedy(session, told.token, 2)
     session.clear()
-    with wired(lambda peer: wire.offer(peer, told, data)) as peer:
+    with wired(lambda peer: sender.offer(peer, told, data)) as peer:
         receiver.received(peer)
-        wire.send(peer, Reply())
+        peers.send(peer, Reply())
     assert session.held(0) == told.n_tokens
     assert sender.greedy(session, told.token, 2).tobytes() == expected.tobytes()
 
 
 def test_a_limited_sender_is_never_faster_than_its_link():
     data, bps = np.zeros(300_000, np.uint8), 10**8
-    with wired(lambda peer: (wire.receive(peer, Reply), wire.push(peer, data, bps))) as peer:
-        start = wire.clock()
-        wire.send(peer, Reply())
-        wire.take(peer, data.size)
-    assert (wire.clock() - start) / 1e9 >= 8 * data.size / bps
+    with wired(lambda peer: (peers.receive(peer, Reply), peers.push(peer, data, bps))) as peer:
+        start = peers.clock()
+        peers.send(peer, Reply())
+        peers.take(peer, data.size)
+    assert (peers.clock() - start) / 1e9 >= 8 * data.size / bps
 
 
 def test_nobody_else_on_the_machine_can_take_part(monkeypatch):
@@ -252,11 +252,11 @@ def test_nobody_else_on_the_machine_can_take_part(monkeypatch):
         strangers.append(socket.create_connection(door.getsockname()))
         return door
 
-    monkeypatch.setattr(wire.socket, "create_server", besieged)
-    near, far = wire.pair()
+    monkeypatch.setattr(peers.socket, "create_server", besieged)
+    near, far = peers.pair()
     with near, far, strangers[0] as stranger:
-        wire.send(near, Reply(refused="here"))
-        assert wire.receive(far, Reply).refused == "here"
+        peers.send(near, Reply(refused="here"))
+        assert peers.receive(far, Reply).refused == "here"
         assert far.getsockname()[0] == "127.0.0.1"
         assert stranger.recv(1) == b"", "whoever called first was sent away"
         with pytest.raises(ConnectionRefusedError):
@@ -281,9 +281,9 @@ def child_of(parent, module):
 
 def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
     path, rng, n_rows = tmp_path / "kills.jsonl", random.Random(9), 0
-    for whom in (shipping.__name__, WORKLOAD, "runner"):
+    for whom in (sender.__name__, WORKLOAD, "runner"):
         runs = psutil.Process(sweeping(SMALL, path))
-        victim = child_of(runs, shipping.__name__ if whom == "runner" else whom)
+        victim = child_of(runs, sender.__name__ if whom == "runner" else whom)
         time.sleep(rng.uniform(0.0, 0.4))
         if whom != "runner":
             with suppress(psutil.NoSuchProcess):
@@ -308,12 +308,12 @@ def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
 def test_a_sender_that_dies_is_named_and_nobody_waits_for_it():
     def stage(name):
         if name == "ship":
-            child_of(psutil.Process(), shipping.__name__).kill()
+            child_of(psutil.Process(), sender.__name__).kill()
 
-    with pytest.raises(StudyError, match=r"the peer.*the sender ended in .*SIGKILL"):
+    with pytest.raises(StudyError, match=r"the sender: ended by itself: SIGKILL"):
         shipment.run(shipped(), mini_file(), stage)
 
 
 def test_the_other_half_of_a_cell_is_waited_for_as_long_as_the_cell_may_take():
     """Reading 2,048 tokens at full size takes more than a minute on a slow machine, and nothing is said meanwhile."""
-    assert max(disaggregation.disaggregation(scale).time_limit_s for scale in disaggregation.LENGTHS) <= wire.OWN_S
+    assert max(disaggregation.disaggregation(scale).time_limit_s for scale in disaggregation.LENGTHS) <= peers.OWN_S

@@ -25,7 +25,7 @@ import pytest
 from hub import Refusal, files_of, serve
 from huggingface_hub import constants, file_download
 
-from llama_meter import paths
+from llama_meter import http, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan
 from llama_meter.models import fetch as fetching, inventory, registry, snapshots, synthetic, transfer
@@ -337,12 +337,12 @@ def test_a_hub_that_goes_on_without_end_is_left(project, hub, where):
     refused("says more than")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 8 * transfer.MOST_TOLD
+    assert peak < 8 * http.MOST_TOLD
 
 
 @pytest.mark.parametrize("where", ["/api/", "/resolve/", "/storage/"])
 def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
-    monkeypatch.setattr(transfer, "LEAST_S", 0.1)
+    monkeypatch.setattr(http, "LEAST_S", 0.1)
     hub.drip = where
     hub.publish({name: body * 20 for name, body in SMALL.items()})
     refused("bytes in .* s, less than")
@@ -352,17 +352,17 @@ def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
 @pytest.mark.parametrize(("pause_s", "said"), [(0.0, "bytes and no answer among them"), (0.01, "no answer in 0 s")])
 def test_a_hub_that_only_informs_is_left(project, hub, monkeypatch, where, pause_s, said):
     if pause_s:
-        monkeypatch.setattr(transfer, "LEAST_S", 0.1)
+        monkeypatch.setattr(http, "LEAST_S", 0.1)
     hub.informs, hub.pause_s = where, pause_s
     tracemalloc.start()
     assert refused(said).mend
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 8 * transfer.MOST_TOLD
-    assert transfer.HEAD.ends_s == math.inf
+    assert peak < 8 * http.MOST_TOLD
+    assert http.HEAD.ends_s == math.inf
 
 
-def http(*headers, body=b"", status="200 OK"):
+def response(*headers, body=b"", status="200 OK"):
     """An answer as it goes over the line."""
     return "\r\n".join([f"HTTP/1.1 {status}", "Connection: close", *headers, "", ""]).encode() + body
 
@@ -404,35 +404,35 @@ def test_names_that_lead_elsewhere_are_not_asked_for(project, hub):
 
 LOOP = "Location: {url}/pfnet/plamo-2-1b/resolve/{commit}/config.json"
 ANSWERS = {  # part of a path, and what comes for it: in turn lines of a header and a body
-    "a redirect to itself": ("/resolve/", http(LOOP, "Content-Length: 0", status="302 Found")),
+    "a redirect to itself": ("/resolve/", response(LOOP, "Content-Length: 0", status="302 Found")),
     "a redirect of the list": (
         "/api/",
-        http("Location: {url}/api/models/x", "Content-Length: 0", status="307 Temporary"),
+        response("Location: {url}/api/models/x", "Content-Length: 0", status="307 Temporary"),
     ),
-    "a redirect to a file": ("/storage/", http("Location: file:///etc/passwd", status="302 Found")),
-    "a redirect to nowhere": ("/resolve/", http("Location: http://[::1", status="302 Found")),
-    "a redirect without a place": ("/resolve/", http("Content-Length: 0", status="302 Found")),
+    "a redirect to a file": ("/storage/", response("Location: file:///etc/passwd", status="302 Found")),
+    "a redirect to nowhere": ("/resolve/", response("Location: http://[::1", status="302 Found")),
+    "a redirect without a place": ("/resolve/", response("Content-Length: 0", status="302 Found")),
     "no HTTP": ("/api/", b"SSH-2.0-OpenSSH_9.2\r\n" * 100),
     "nothing": ("/resolve/", b""),
     "a status that is none": ("/resolve/", b"HTTP/1.1 99999 X\r\n\r\n"),
     "headers without end": ("/resolve/", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200_000),
     "a header as long as a file": ("/api/", b"HTTP/1.1 200 OK\r\nX: " + b"y" * (8 << 20)),
     "only informational answers": ("/resolve/", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 500),
-    "a length that is none": ("/resolve/", http("Content-Length: x", body=b"{}")),
-    "two lengths": ("/resolve/", http("Content-Length: 1", "Content-Length: 2", body=b"{}")),
-    "a length below none": ("/resolve/", http("Content-Length: -5", body=b"{}")),
-    "a longer length": ("/storage/", http("Content-Length: 99999999999", body=b"{}")),
-    "a shorter body": ("/resolve/", http("Content-Length: 1", body=b"{")),
-    "chunks that are none": ("/resolve/", http("Transfer-Encoding: chunked", body=b"zz\r\n")),
-    "a chunk beyond any memory": ("/resolve/", http("Transfer-Encoding: chunked", body=b"f" * 20 + b"\r\nx")),
-    "a compressed body": ("/resolve/", http("Content-Encoding: gzip", body=gzip.compress(bytes(10 << 20)))),
-    "a body compressed twice": ("/api/", http("Content-Encoding: gzip, br", body=gzip.compress(bytes(10 << 20)))),
-    "JSON that nests": ("/api/", http("Content-Type: application/json", body=b"[" * 200_000)),
-    "JSON of one number": ("/api/", http("Content-Type: application/json", body=b"9" * 100_000)),
-    "JSON of an infinity": ("/api/", http("Content-Type: application/json", body=b'{"sha": 1e999}')),
-    "no content": ("/resolve/", http(status="204 No Content")),
-    "not modified": ("/resolve/", http(status="304 Not Modified")),
-    "a part of another place": ("/storage/", http("Content-Range: bytes 9-9/10", body=b"x", status="206 Partial")),
+    "a length that is none": ("/resolve/", response("Content-Length: x", body=b"{}")),
+    "two lengths": ("/resolve/", response("Content-Length: 1", "Content-Length: 2", body=b"{}")),
+    "a length below none": ("/resolve/", response("Content-Length: -5", body=b"{}")),
+    "a longer length": ("/storage/", response("Content-Length: 99999999999", body=b"{}")),
+    "a shorter body": ("/resolve/", response("Content-Length: 1", body=b"{")),
+    "chunks that are none": ("/resolve/", response("Transfer-Encoding: chunked", body=b"zz\r\n")),
+    "a chunk beyond any memory": ("/resolve/", response("Transfer-Encoding: chunked", body=b"f" * 20 + b"\r\nx")),
+    "a compressed body": ("/resolve/", response("Content-Encoding: gzip", body=gzip.compress(bytes(10 << 20)))),
+    "a body compressed twice": ("/api/", response("Content-Encoding: gzip, br", body=gzip.compress(bytes(10 << 20)))),
+    "JSON that nests": ("/api/", response("Content-Type: application/json", body=b"[" * 200_000)),
+    "JSON of one number": ("/api/", response("Content-Type: application/json", body=b"9" * 100_000)),
+    "JSON of an infinity": ("/api/", response("Content-Type: application/json", body=b'{"sha": 1e999}')),
+    "no content": ("/resolve/", response(status="204 No Content")),
+    "not modified": ("/resolve/", response(status="304 Not Modified")),
+    "a part of another place": ("/storage/", response("Content-Range: bytes 9-9/10", body=b"x", status="206 Partial")),
 }
 
 

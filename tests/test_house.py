@@ -18,6 +18,7 @@ from llama_meter import children, journal, paths
 from llama_meter.rows import row_key
 
 MODULES = modules()
+PEERS = "llama_meter.measure.peers"  # processes of ours that talk to one another
 SYSTEM = "llama_meter.measure.machine"  # what differs between Linux and macOS, the C library too
 ONE_READER = {  # laws that one page asks, and that tests hold on made-up input
     "frontier": "protects one class of tensors after the other, and is counted byte by byte",
@@ -82,6 +83,17 @@ def test_one_module_asks_which_system_this_is():
     """`builds` does so too: below `machine`, it knows what a library's file is called."""
     asking = {name for name, path in MODULES.items() if re.search(r"sys\.platform|platform\.system", path.read_text())}
     assert asking == {SYSTEM, "llama_meter.engine.builds"}, "let `machine` tell what differs"
+
+
+def test_one_module_speaks_http():
+    """With one set of limits, and one answer to proxies, redirects and keys."""
+    tools = {f"tools/{path.name}": path for path in (paths.ROOT / "tools").rglob("*.py")}
+    by = {name: imports(path, MODULES) for name, path in (MODULES | tools).items()}
+    others = {"httpx2", "httpx", "requests", "urllib3", "aiohttp", "http"}
+    assert {name for name, found in by.items() if found & others} == {"llama_meter.http"}
+    assert {room(name) for name, found in by.items() if "huggingface_hub" in found} == {"llama_meter.models"}
+    asking = r"urllib\.request|create_connection"
+    assert {name for name, path in MODULES.items() if re.search(asking, path.read_text())} == {PEERS}
 
 
 def test_only_the_engine_s_room_touches_llama_cpp_and_ctypes():

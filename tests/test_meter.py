@@ -1,5 +1,6 @@
 """The instrument by itself: its command measures, judges and reads without frames, charts or Jupyter."""
 
+import ast
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from llama_meter.cells import Decode, Prefill
 from llama_meter.measure import of_files
 from llama_meter.measure.asked import sweep
 from llama_meter.measure.plan import MODELS
+from llama_meter.models import registry, synthetic
 
 ABSENT = ("pandas", "altair", "IPython", "nbformat", "nbconvert", "papermill", "plamo_study", "typer", "rich")
 SMALL = ("-p", "16", "-n", "4", "-d", "8")
@@ -82,6 +84,43 @@ def test_what_is_not_there_is_one_message_with_its_mend(arguments, tmp_path):
     assert ended.returncode in (1, 2)
     assert "Traceback" not in ended.stderr
     assert "mend" in ended.stdout + ended.stderr
+
+
+def strings(path):
+    """Every text of a module but docstrings, which no user sees."""
+    tree = ast.parse(path.read_text())
+    told = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    return [each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            and id(each) not in told]  # fmt: skip
+
+
+def test_the_study_s_commands_are_offered_only_to_those_who_have_them():
+    """`offer` says which of the two programs whoever sees the error has."""
+    package = paths.ROOT / "src/llama_meter"
+    naming = {path.name for path in package.rglob("*.py") if any("plamo-study " in text for text in strings(path))}
+    assert naming == {"errors.py", "finding.py", "mistaken.py"}, "say errors.offer(...)"
+    for name in ("finding", "mistaken"):
+        code = (package / f"models/{name}.py").read_text()
+        assert code.count("has_study()") == sum(
+            "plamo-study " in text for text in strings(package / f"models/{name}.py")
+        )
+
+
+def test_a_mend_of_the_instrument_alone_is_a_command_that_it_has(tmp_path):
+    as_converted = {"dtype": "F16", "path": tmp_path / "a.gguf", "head_count_array": True}
+    broken, out = synthetic.write(registry.spec(MODELS[0], "mini"), **as_converted), tmp_path / "b.gguf"
+    judged = run("judge", broken, folder=tmp_path)
+    assert judged.returncode == 1
+    mend = judged.stdout.partition("mend: python -m llama_meter ")[2].splitlines()[0]
+    words = [{"FILE": broken, "OUT": out}.get(word, word) for word in mend.split()]
+    repaired = run(*words, folder=tmp_path)
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    assert "blocking" not in repaired.stdout
+    (tmp_path / "weights").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "weights" / name).write_text("{}")
+    told = run("measure", tmp_path / "weights", folder=tmp_path).stderr
+    assert "mend: install the study beside this, then plamo-study models convert" in told
 
 
 def test_rates_are_tokens_over_the_median_time_of_each_process(file, tmp_path):

@@ -15,7 +15,7 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from llama_meter import journal, packs, paths
+from llama_meter import journal, packs, paths, plausible
 from llama_meter.cells import Decode, columns
 from llama_meter.errors import StudyError
 from llama_meter.measure.tasks import REPEAT
@@ -193,7 +193,7 @@ def numeric(kind):
 def test_every_number_in_a_row_has_bounds():
     parts = {name for kind in (Row, Conditions, State, Evidence, Request, Failure) for name in numeric(kind)}
     of_cells = {name for name, value in columns(Decode()).items() if type(value) in (int, float)} | {"calls", "rungs"}
-    assert parts | of_cells == set(packs.BOUNDS)
+    assert parts | of_cells == set(plausible.BOUNDS)
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def timed():
     row = msgspec.structs.replace(row, conditions=conditions, prefill_ns=times, splits=(1, 1))
 
     def check(changed):
-        packs._check_row(changed, ("09-disaggregation", "shape"), known, set(), STUDIES)
+        plausible.check_row(changed, ("09-disaggregation", "shape"), known, set(), STUDIES)
 
     check(rekeyed(row, {}))
     return row, check
@@ -217,7 +217,7 @@ def timed():
 @pytest.mark.parametrize("beyond", [lambda low, high: low - 1, lambda low, high: 2 * high + 1], ids=["below", "above"])
 def test_no_number_of_a_row_lies_beyond_its_bounds(timed, beyond):
     row, check = timed
-    for name, (low, high) in packs.BOUNDS.items():
+    for name, (low, high) in plausible.BOUNDS.items():
         if name in ("checks", "series", "exit_code", "schema"):  # all that is finite; of a failure; a later program's
             continue
         changed = rekeyed(changed_number(row, name, beyond(low, high)), {})

@@ -16,15 +16,16 @@ from test_cli import in_one_process, run, tool
 from trials import probed as runs
 from typer.testing import CliRunner
 
-from llama_meter import paths
+from llama_meter import http, paths
 from llama_meter.engine import server_build
 from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import NEAR_TIE
-from llama_meter.serve import client, page, probe, right, server, traffic
+from llama_meter.serve import client, meeting, page, phase, probe, right, server, traffic
 from llama_meter.serve.client import Target
-from llama_meter.serve.probe import Ask, Seen
+from llama_meter.serve.meeting import Ask
+from llama_meter.serve.phase import Seen
 from llama_meter.serve.server import Setup
-from plamo_study.cli import main, server as cli_server
+from plamo_study.cli import main
 from plamo_study.laws import serving
 from plamo_study.read import results
 
@@ -38,8 +39,8 @@ def stands_in(monkeypatch):
 
 
 async def met(ask):
-    async with client.client(ask.target) as web:
-        return await probe._met(web, ask)
+    async with ask.target.connected() as web:
+        return await meeting.met(web, ask)
 
 
 def probed(url, seconds=20.0, **given):
@@ -83,7 +84,7 @@ def test_a_server_that_is_gone_after_a_load_is_wrong_and_one_that_comes_back_is_
         found = probe.rightness(Ask(Target(running.url), seconds=30.0))
     assert (found.verdict, found.failed) == ("wrong", right.TOGETHER[0]), found
     assert "it was gone" in found.why
-    monkeypatch.setattr(client, "UNREACHED", "another failure")
+    monkeypatch.setattr(http, "UNREACHED", "another failure")
     monkeypatch.setattr(right, "DYING", 2)
     with server.started(Setup("llama-server", mini_file(HYBRID), binary=program)) as running:
         assert probe.rightness(Ask(Target(running.url), seconds=30.0)).verdict == "cannot tell"
@@ -150,7 +151,7 @@ def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attentio
     setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=server_build.libraries())
     with server.started(setup) as running:
         asked = Ask(Target(running.url), 16, 4, 2, seconds=60.0)
-        assert client.run(met(asked))[1] == "llama-server"
+        assert http.run(met(asked))[1] == "llama-server"
         found = probe.rightness(asked)
         assert found.verdict == verdict, found
         assert found.log_probabilities
@@ -162,7 +163,7 @@ def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attentio
 @pytest.mark.case(14)
 @needs_llama
 def test_a_real_server_s_slot_is_said_to_be_too_small_for_twice_the_prompt_with_a_length_that_fits(monkeypatch):
-    monkeypatch.setattr(probe, "PHASE_ROUNDS", 3)
+    monkeypatch.setattr(meeting, "PHASE_ROUNDS", 3)
     setup = Setup("llama-server", mini_file(ATTENTION), 2, 512, libraries=server_build.libraries())
     with server.started(setup) as running:
 
@@ -170,8 +171,8 @@ def test_a_real_server_s_slot_is_said_to_be_too_small_for_twice_the_prompt_with_
             ask = Ask(Target(running.url), prompt_tokens, 8, 2, seconds=60.0)
 
             async def asked(web):
-                target, _ = await probe._met(web, ask)
-                return await probe._phase(web, replace(ask, target=target), time.monotonic() + 60, set())
+                target, _ = await meeting.met(web, ask)
+                return await phase.binding(web, replace(ask, target=target), time.monotonic() + 60, set())
 
             return client.over(ask.target, asked)
 
@@ -254,7 +255,7 @@ def test_an_answer_that_no_server_gives_is_one_message():
 def test_a_list_of_models_that_is_none_is_done_without(stands_in):
     for way in ("deeply", "infinity"):
         ask = Ask(Target(stands_in(way)), seconds=2.0)
-        found, server = client.run(met(ask))
+        found, server = http.run(met(ask))
         assert (found.model, server) == ("", "unknown")
 
 
@@ -294,8 +295,8 @@ def rounds(prefill, decode, queue, noise=0.01, n=5):
     [(1.0, 0.1, 0.0, "prefill"), (0.1, 1.0, 0.0, "decode"), (0.1, 0.2, 1.0, "queue"), (1.0, 1.0, 0.0, "cannot tell")],
 )
 def test_the_phase_that_a_request_spends_its_time_in_is_named_where_it_can_be_told(prefill, decode, queue, verdict):
-    found = probe._bound(rounds(prefill, decode, queue), [])
-    assert (found.verdict, found.lever) == (verdict, probe.LEVERS[verdict]), found
+    found = phase._bound(rounds(prefill, decode, queue), [])
+    assert (found.verdict, found.lever) == (verdict, phase.LEVERS[verdict]), found
     if not queue:
         told, expected = found.elasticities["prompt"], np.log(1 + prefill / (prefill + decode)) / np.log(2)
         assert told.low <= expected + 0.02
@@ -306,7 +307,7 @@ def test_too_few_rounds_and_answers_that_end_by_themselves_are_no_verdict():
     enough = rounds(1.0, 0.1, 0.0)
     short = [{name: replace(seen, output_tokens=4.0) for name, seen in each.items()} for each in enough]
     for given, why in ((enough[:2], "no time for three rounds"), (short, "ends by itself")):
-        found = probe._bound(given, [])
+        found = phase._bound(given, [])
         assert found.verdict == "cannot tell"
         assert why in found.why
 
@@ -320,15 +321,15 @@ def test_no_phase_is_named_that_the_elasticities_contradict(prefill, decode, say
                 "output": replace(each["prompt"], prompt_tokens=100, output_tokens=20)}
         for each in rounds(prefill, decode, 0.0)
     ]  # fmt: skip
-    assert probe._bound(rounds(prefill, decode, 0.0), []).verdict == says
-    found = probe._bound(swapped, [])
+    assert phase._bound(rounds(prefill, decode, 0.0), []).verdict == says
+    found = phase._bound(swapped, [])
     assert found.verdict == "cannot tell"
     assert says in found.why
 
 
 def test_a_server_that_cuts_prompts_is_not_said_to_end_its_answers():
     cut = [each | {"prompt": replace(each["prompt"], prompt_tokens=100.0)} for each in rounds(1.0, 0.1, 0.0)]
-    assert "--prompt-tokens" in probe._bound(cut, []).why
+    assert "--prompt-tokens" in phase._bound(cut, []).why
 
 
 BEFORE = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -371,17 +372,17 @@ def test_what_is_no_address_is_refused_and_a_password_is_not_repeated():
     for url in ("ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x", "http://[::1", "http://\x00", "http://1℀.com",
                 "http://me:hidden@127.0.0.1"):  # fmt: skip
         with pytest.raises(StudyError, match=r"no http or https address|a password") as refused:
-            probe.check_url(url)
+            http.check_url(url)
         assert "hidden" not in str(refused.value)
 
 
 def test_loopback_is_told_by_the_address_alone():
-    assert all(map(probe.is_loopback, ("http://127.0.0.1:80", "http://localhost/v1", "http://[::1]:8080")))
-    assert not any(map(probe.is_loopback, ("http://127.0.0.1.example.org", "http://10.0.0.1", "http://[::1")))
+    assert all(map(http.is_loopback, ("http://127.0.0.1:80", "http://localhost/v1", "http://[::1]:8080")))
+    assert not any(map(http.is_loopback, ("http://127.0.0.1.example.org", "http://10.0.0.1", "http://[::1")))
 
 
 def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, monkeypatch, tmp_path):
-    monkeypatch.setenv(cli_server.KEY, "very-secret")
+    monkeypatch.setenv(meeting.KEY, "very-secret")
     monkeypatch.setattr(right, "ROUNDS", 2)
     out = tmp_path / "report.html"
     lengths = ["--prompt-tokens", "16", "--output-tokens", "4", "--seconds", "20"]
@@ -403,8 +404,8 @@ def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, mo
 def test_a_page_escapes_what_a_server_says():
     told = {"url": "http://x", "server": "unknown", "model": "<script>alert(1)</script>", "requests": 1, "seconds": 1.0}
     found = right.unknown("")
-    phase = probe.Binding(verdict="cannot tell", why="")
-    shown = page.html(probe.Report(**told, budget=probe.Budget(1, 1, 1.0), right=found, phase=phase))
+    binds = phase.Binding(verdict="cannot tell", why="")
+    shown = page.html(probe.Report(**told, budget=meeting.Budget(1, 1, 1.0), right=found, phase=binds))
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
 
@@ -419,7 +420,7 @@ def test_the_command_that_starts_a_server_ends_it_when_it_is_told_to_end(told):
         text=True,
     )
     url = child.stdout.readline().strip()
-    assert probe.is_loopback(url)
+    assert http.is_loopback(url)
     child.send_signal(told)
     child.communicate(timeout=15)
     with pytest.raises(StudyError, match="does not answer"):

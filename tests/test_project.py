@@ -7,6 +7,8 @@ import sys
 import tomllib
 from collections import Counter
 
+import conda
+import pytest
 import yaml
 from typer.main import get_command
 
@@ -41,11 +43,13 @@ def test_every_dependency_is_pinned_and_locked_by_hash_and_says_why():
     assert all("#" in line for line in lines)
 
 
-def test_conda_gets_the_same_versions():
-    environment = yaml.safe_load((paths.ROOT / "environment.yml").read_text())
-    pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
-    assert pins(pip) == DECLARED
-    assert "--editable ." in pip
+def test_conda_gets_what_is_locked():
+    assert conda.FILE.read_text() == conda.of_repository(), "python tools/conda.py"
+    moved = conda.written((paths.ROOT / "pyproject.toml").read_text(), LOCK.replace("gguf==0.", "gguf==9."))
+    pip = next(entry["pip"] for entry in yaml.safe_load(moved)["dependencies"] if isinstance(entry, dict))
+    assert pins(pip) == DECLARED | {"gguf": "9." + DECLARED["gguf"].partition(".")[2]}
+    with pytest.raises(KeyError, match="gguf"):
+        conda.written((paths.ROOT / "pyproject.toml").read_text(), LOCK.replace("gguf==", "other=="))
 
 
 def commands(group, prefix=""):

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
-from llama_meter import stats
+from llama_meter import http, stats
 from llama_meter.cells import Serving
 from llama_meter.engine import server_build
 from llama_meter.errors import StudyError
@@ -21,6 +21,7 @@ from llama_meter.measure.tolerance import NEAR_TIE
 from llama_meter.rows import Request
 from llama_meter.serve import client, concurrency, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
+from llama_meter.serve.difference import Difference, difference
 from llama_meter.serve.server import Setup
 from llama_meter.workloads import serving
 from plamo_study.laws import serving as analysis
@@ -216,7 +217,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("way", FAULTS)
 def test_a_fault_is_told_in_the_answer_and_the_load_goes_on(misbehaves, monkeypatch, way):
-    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(http, "MOST_BYTES", 1 << 20)
     answers = closed(misbehaves(way), say(3), n_clients=2).answers
     assert [answer.prompt.id for answer in answers] == ["0", "1", "2"]
     for answer in answers:
@@ -299,7 +300,7 @@ def test_more_connections_than_select_can_watch_are_watched_and_a_sleep_stays_ex
         server.close()
         return highest
 
-    assert client.run(hold(600)) > 1023  # two files a connection
+    assert http.run(hold(600)) > 1023  # two files a connection
     assert min(slept) < 0.001  # what epoll alone rounds up to
 
 
@@ -419,18 +420,18 @@ def answer(*texts, gaps=(), failure=""):
 
 def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broken_one_is_judged_as_far_as_it_came():
     alone = answer("a ", "b ", "c ", gaps=(2.0, 0.05, 3.0))
-    assert client.difference(alone, answer("a ", "b ", "c ")) is None
-    tie = client.difference(alone, answer("a ", "x ", "y "))
+    assert difference(alone, answer("a ", "b ", "c ")) is None
+    tie = difference(alone, answer("a ", "x ", "y "))
     assert (tie.token, tie.gap, tie.is_near_tie) == (1, 0.05, True)
-    assert not client.difference(alone, answer("z ", "b ", "c ")).is_near_tie
-    assert client.difference(alone, answer("a ", "b ")).token == 2
-    assert client.difference(alone, answer("a ", failure="cut")) is None
-    assert client.difference(alone, answer("x ", failure="cut")).token == 0
+    assert not difference(alone, answer("z ", "b ", "c ")).is_near_tie
+    assert difference(alone, answer("a ", "b ")).token == 2
+    assert difference(alone, answer("a ", failure="cut")) is None
+    assert difference(alone, answer("x ", failure="cut")).token == 0
 
 
 @pytest.mark.parametrize(("lead", "tie"), [(0.0, 1), (NEAR_TIE - 0.01, 1), (NEAR_TIE, 0), (-1.0, 0), (float("nan"), 0)])
 def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
-    assert client.Difference(0, lead).is_near_tie == bool(tie)
+    assert Difference(0, lead).is_near_tie == bool(tie)
     assert concurrency.Served(
         build="stock", model="m", version="v", slots=4, at_once=2, rounds=1, rounds_done=1, answers=1, differ=1,
         gaps=[lead], exit=None,
@@ -553,10 +554,11 @@ def test_a_server_that_keeps_requests_apart_answers_alike_and_its_run_is_kept_on
 
 
 def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps_and_a_death_with_its_assertion(served, tmp_path):
-    mixes = served("mixes")
+    mixes = served("mixes_others")
     assert mixes.differ == len(mixes.gaps) > 0
-    assert mixes.gaps[0] == pytest.approx(1.9)
+    assert mixes.gaps[0] == pytest.approx(1.0)
     assert mixes.near_ties == 0
+    assert set(served("mixes").gaps) == {concurrency.UNLIKE}, "a server that gives no log probabilities"
     dies = served("dies_together")
     assert (dies.exit, dies.rounds_done, dies.said) == (-6, 0, "GGML_ASSERT(fits) failed")
     assert dies.answers < 3

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from test_packing import rekeyed
 
-from llama_meter import journal, packs, paths
+from llama_meter import journal, packs, paths, plausible
 from llama_meter.cells import Decode
 from llama_meter.errors import StudyError
 from llama_meter.rows import Fact, Row, content_id
@@ -156,9 +156,9 @@ def test_a_row_of_another_engine_than_its_facts_name_is_refused(facts, layers, w
                and isinstance(each.cell, Decode))  # fmt: skip
     row = msgspec.structs.replace(row, cell=msgspec.structs.replace(row.cell, n_gpu_layers=layers))
     with pytest.raises(ValueError, match=why):
-        packs._check_engine(row, machine, engine)
+        plausible._check_engine(row, machine, engine)
     gpu = {"gpus": [{"name": "MTL0"}]}
-    packs._check_engine(row, MAC | gpu, engine | {"gpu_offload": True, "build": "CPU : NEON = 1"})
+    plausible._check_engine(row, MAC | gpu, engine | {"gpu_offload": True, "build": "CPU : NEON = 1"})
 
 
 def test_a_text_shows_nothing_that_markdown_obeys():

@@ -13,6 +13,7 @@ import msgspec
 
 from llama_meter import children, journal
 from llama_meter.cells import Prefill, columns
+from llama_meter.disk import check_out
 from llama_meter.errors import MENDABLE, StudyError, mendable
 from llama_meter.rows import Row
 
@@ -53,8 +54,7 @@ def measure(asked: argparse.Namespace) -> int:
     summary = runner.sweep(planned, asked.journal, tell, minutes=asked.minutes)
     _print(summary.rows, asked.json)
     for row in summary.unexpected:
-        why = f"{row.failure.stage}: {row.failure.why}" if row.failure else "computed, but wrong"
-        print(f"{row.cell.workload}: {why}", file=sys.stderr)
+        print(f"{row.cell.workload}: {row.failure or 'computed, but wrong'}", file=sys.stderr)
     return WRONG if summary.unexpected else 0
 
 
@@ -62,12 +62,21 @@ def judge(asked: argparse.Namespace) -> int:
     """Check a file: its header and tensors, then the engine's logits against the oracle where one reads the file."""
     from llama_meter.measure import checking
     from llama_meter.models.finding import blocking
+    from llama_meter.models.repair import repair
 
-    found = checking.check(asked.file, asked.sha256)
+    file, sha256 = asked.file, asked.sha256
+    if asked.repair:
+        check_out(asked.repair, asked.force)
+        for change in repair(file, asked.repair, sha256=sha256):
+            print(change, file=sys.stderr)
+        file, sha256 = asked.repair, ""
+    found = checking.check(file, sha256)
     for finding in found:
-        print(json.dumps(msgspec.to_builtins(finding)) if asked.json else f"{finding.severity}: {finding.evidence}")
+        told = f"{finding.severity}: {finding.evidence}"
+        told += f"\n  mend: {finding.mend}" if finding.severity != "note" else ""
+        print(json.dumps(msgspec.to_builtins(finding)) if asked.json else told)
     if not (found or asked.json):
-        print(f"{asked.file}: nothing found")
+        print(f"{file}: nothing found")
     return WRONG if blocking(found) else 0
 
 
@@ -75,12 +84,13 @@ def probe(asked: argparse.Namespace) -> int:
     """Ask a server alone and under load: are its answers right, and which phase limits it."""
     from llama_meter.serve import page, probe as probing
     from llama_meter.serve.client import Target
+    from llama_meter.serve.meeting import Ask
 
-    address = probing.check_url(asked.url)
-    if not (asked.yes or probing.is_loopback(address)):
-        raise StudyError(address, "is not this machine", "the same with --yes, if you may load it")
-    ask = probing.Ask(Target(address, asked.model), asked.prompt_tokens, asked.output_tokens, asked.concurrency)
-    report = probing.probe(ask, lambda line: print(line, file=sys.stderr))
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    ask = Ask(Target(asked.url, asked.model), asked.prompt_tokens, asked.output_tokens, asked.concurrency)
+    report = probing.probe(probing.prepared(ask, asked.yes, say), say)
     print(json.dumps(msgspec.to_builtins(report)) if asked.json else page.text(report))
     return 0
 
@@ -139,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
     two = commands.add_parser("judge", help="say whether a GGUF is sound, and the engine computes it right")
     two.add_argument("file", type=Path, metavar="FILE")
     two.add_argument("--sha256", default="", help="expected SHA-256")
+    two.add_argument(
+        "--repair", type=Path, metavar="OUT", help="write it to OUT with corrected metadata, and judge OUT"
+    )
+    two.add_argument("--force", action="store_true", help="replace OUT")
     two.set_defaults(do=judge)
 
     three = commands.add_parser("probe", help="say whether a server answers right under load, and what limits it")

@@ -54,7 +54,7 @@ def _decoded(path: Path, data: bytes) -> list[Record]:
         raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
     newest = max((record.schema for record in records if isinstance(record, Row)), default=SCHEMA)
     if newest > SCHEMA:
-        raise StudyError(str(path), f"schema {newest} is newer than this program's {SCHEMA}", "git pull && make test")
+        raise StudyError(str(path), f"schema {newest} is newer than this program's {SCHEMA}", "update this program")
     return records
 
 
@@ -137,9 +137,8 @@ class Journal:
             os.fsync(self._fd)
         except OSError as error:
             os.ftruncate(self._fd, size)
-            raise StudyError(
-                str(self.path), f"rows not written ({error.strerror})", "df -h . && plamo-study run"
-            ) from error
+            mend = "free space there with `df -h`, then give the same command"
+            raise StudyError(str(self.path), f"rows not written ({error.strerror})", mend) from error
         self.records.extend(records)
 
     def append_fact(self, fact: Fact) -> None:

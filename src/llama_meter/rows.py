@@ -40,6 +40,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What the worker said last, or the signal that ended it."""
         return self.message or self.signal
 
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.why}"
+
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the system counted while a worker ran: its own share, and what others took. None where it does not say.

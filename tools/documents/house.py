@@ -10,8 +10,8 @@ SOURCES = paths.ROOT / "src"
 METER, STUDY = "llama_meter", "plamo_study"
 FLOORS: dict[str, tuple[str, ...]] = {  # the lowest first; a module imports its own floor and those below it
     METER: (
-        "errors", "paths", "progress", "limits", "disk", "children", "cells", "stats", "engine", "oracle", "models",
-        "rows", "journal", "measure", "packs", "serve", "simulate", "workloads", "__main__",
+        "errors", "paths", "progress", "limits", "disk", "children", "http", "cells", "stats", "engine", "oracle",
+        "models", "rows", "journal", "measure", "plausible", "packs", "serve", "simulate", "workloads", "__main__",
     ),
     STUDY: ("stats", "plans", "read", "arithmetic", "show", "laws", "live", "measurements", "run", "publish", "cli"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter import progress
+from llama_meter import http, progress
 from llama_meter.cells import Speculate
 from llama_meter.engine import builds
 from llama_meter.engine.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def _served(cell: Speculate, number: int) -> Run:
                   libraries=builds.installed_libraries(), options=_options(cell, others))  # fmt: skip
     pieces = texts.excerpts(texts.planned(cell.text, cell.text_sha256), cell.repetitions, speculative.PROMPT_LINES)
     with server.started(setup) as running:
-        answers = client.run(_asked(cell, running.url, path, pieces))
+        answers = http.run(_asked(cell, running.url, path, pieces))
     told = [answer.timings for answer in answers]
     missing = next((answer.failure or "no timings" for answer in answers if answer.failure or not answer.timings), "")
     if cell.draft and not missing and not any(each.get("draft_n") for each in told):
@@ -125,6 +125,6 @@ async def _asked(cell: Speculate, url: str, path: Path, pieces: list[bytes]) -> 
     usual = {"ignore_eos": True, "cache_prompt": False}
     targets = [Target(url, usual={**usual, "prompt": tokens}) for tokens in cut]
     asked = Prompt("", "", cell.n_gen)
-    async with client.client(targets[0]) as web:
+    async with targets[0].connected() as web:
         await client.ask(web, targets[0], asked)
         return [await client.ask(web, target, asked) for target in targets]

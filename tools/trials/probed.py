@@ -18,6 +18,7 @@ from llama_meter.measure import machine, plan, result_file
 from llama_meter.models import synthetic
 from llama_meter.serve import probe, right, server
 from llama_meter.serve.client import Target
+from llama_meter.serve.meeting import Ask
 from llama_meter.serve.server import Kind, Setup
 from llama_meter.workloads import architectures
 from plamo_study.laws import batching
@@ -119,7 +120,7 @@ def probed(each: Known, folder: Path) -> Probed:
     setup = Setup(each.kind, path, each.slots, TOKENS, libraries=libraries if each.kind == "llama-server" else None)
     with server.started(setup) as running:
         begin = time.monotonic()
-        found = probe.rightness(probe.Ask(Target(running.url), seconds=SECONDS, top=each.top))
+        found = probe.rightness(Ask(Target(running.url), seconds=SECONDS, top=each.top))
         seconds = time.monotonic() - begin
         died = bool(running.ended(1.0 if found.failed else 0.0))
     return Probed(

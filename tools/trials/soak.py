@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import psutil
 
-from llama_meter import journal, progress
+from llama_meter import http, journal, progress
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, result_file
 from llama_meter.measure.plan import MODELS
 from llama_meter.serve import client, load, objectives, questions, server, traffic
 from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.difference import difference
 from llama_meter.serve.objectives import DISTINCT, ENOUGH
 from llama_meter.serve.server import Server
 from llama_meter.workloads import serving
@@ -64,7 +64,7 @@ class _Counted:
         late = (answer.sent_ns - answer.due_ns) / NS
         self._ended.append(((first - answer.due_ns) / NS, (last - first) / max(n - 1, 1) / NS, late))
         self._at.append(answer.ended_ns)
-        if parted := client.difference(self.alone[number % len(self.alone)], answer):
+        if parted := difference(self.alone[number % len(self.alone)], answer):
             self.differ += 1
             self.near_ties += parted.is_near_tie
 
@@ -103,7 +103,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, 
     prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
     with server.started(serving.built(stock(path, scale), patched=True) if patched else stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
-        found = client.run(_loaded(running, target, prompts, rate, minutes, held_s))
+        found = http.run(_loaded(running, target, prompts, rate, minutes, held_s))
         ended = running.ended(1.0 if found.failures else 0.0)
     return Soak(
         machine=machine.facts(),
@@ -132,7 +132,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, 
 async def _loaded(
     running: Server, target: Target, prompts: list[Prompt], rate: float, minutes: int, held_s: float
 ) -> _Counted:
-    async with client.client(target) as web:
+    async with target.connected() as web:
         found = _Counted([await client.ask(web, target, prompt, top=2) for prompt in prompts])
         if failed := next((answer.failure for answer in found.alone if answer.failure), ""):
             raise StudyError(target.url, f"does not answer a prompt alone ({failed})", "look at the server's log")
@@ -145,7 +145,7 @@ async def _loaded(
     return found
 
 
-async def _written(web: httpx2.AsyncClient, target: Target) -> int | None:
+async def _written(web: http.Client, target: Target) -> int | None:
     """Answer tokens by the server's count so far; None if it reports none."""
     try:
         found = (await traffic.look(web, target)).get(traffic.TOKENS["llama-server"][1])

@@ -25,7 +25,7 @@ from typing import Any
 
 from llama_meter import children, paths
 from llama_meter.engine import note
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 
 PACKAGE = "llama-cpp-python"
 DEFINED = paths.DATA / "upstream" / "engines.toml"
@@ -50,7 +50,7 @@ OPTIONS = (
     "USE_PREBUILT_UI", "OPENSSL",
 )  # fmt: skip
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
-MISSING = "plamo-study engine list"
+MISSING = offer("engine list")
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
 ASIDE = ("patches", "tests", "models", "target", "libraries", "packages")  # how a build is made, not what it is
 
@@ -103,7 +103,7 @@ def is_pinned(libraries: Path) -> bool:
 def program(name: str) -> Path:
     """The program of a build; StudyError when it was not built here, or for another engine."""
     if not _is_current(name):
-        raise StudyError(name, "not built here, or for another engine", f"plamo-study engine build {name}")
+        raise StudyError(name, "not built here, or for another engine", offer(f"engine build {name}"))
     return folder(name) / str(definition(name)["program"])
 
 
@@ -117,12 +117,12 @@ def resolve(name_or_folder: str) -> Path:
         if not _is_current(name_or_folder):
             raise StudyError(
                 f"engine {name_or_folder}", "not built here, or from other patches or another engine",
-                f"plamo-study engine build {name_or_folder}",
+                offer(f"engine build {name_or_folder}"),
             )  # fmt: skip
     if not any(path.glob("libllama.*")):
         raise StudyError(
             name_or_folder, "neither a known build nor a folder that holds libllama",
-            "plamo-study engine list, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
+            f"{MISSING}, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
         )  # fmt: skip
     note.read(path)  # what it says of itself can be read
     return path.resolve()

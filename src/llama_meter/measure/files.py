@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_meter.cells import Comparison
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer, offer_check
 from llama_meter.measure import quantizing
 from llama_meter.measure.checking import check
 from llama_meter.measure.plan import Plan
@@ -160,15 +160,15 @@ def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]
     found = check(path, gate=False)
     if blocking(found) and not os.environ.get(ACCEPT):
         worst = blocking(found)[0]
-        raise StudyError(str(path), f"must not be measured: {worst.evidence}", f"{worst.mend}; or --accept WORDS")
+        raise StudyError(str(path), f"must not be measured: {worst.evidence}", f"{worst.mend}; or {ACCEPT}=WORDS")
     spec, _ = read_spec(read(path))
     if spec is None:
-        raise StudyError(str(path), "does not state its shape", f"plamo-study models check {path}")
+        raise StudyError(str(path), "does not state its shape", offer_check(path))
     return spec, found
 
 
 def _absent(name: str, path: Path) -> StudyError:
-    how = f"plamo-study models fetch {name}, then models convert {name}, then models quantize"
+    how = offer(f"models fetch {name}") + f", then models convert {name}, then models quantize"
     return StudyError(str(path), "is not here: released weights are not brought along", how)
 
 

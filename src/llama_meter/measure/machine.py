@@ -430,6 +430,11 @@ def ended_by(code: int) -> int:
     return -code if code < 0 else int(signal.SIGABRT) if MACOS and code == signal.SIGABRT else 0
 
 
+def how_ended(code: int) -> str:
+    """An exit code in words: a signal by its name."""
+    return signal.Signals(number).name if (number := ended_by(code)) else f"exit code {code}"
+
+
 def sleeps_when_closed() -> bool:
     """Whether this is a Mac with a lid. Closing it puts the Mac to sleep, whatever keeps it awake otherwise."""
     return MACOS and "InternalBattery" in _output("pmset", "-g", "batt")

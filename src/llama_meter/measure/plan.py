@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.measure import machine
 from llama_meter.measure.asked import Sweep
 from llama_meter.models import given, recipes, registry
@@ -204,7 +204,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     first = next((cell for cell in own if isinstance(cell, OnModel)), None)
     if first is None:
         why = "no model of it is measured at this scale: random weights give way to released ones that were fetched"
-        raise StudyError(f"{study} at {scale}", why, "plamo-study models fetch plamo-2-1b, or another --scale")
+        raise StudyError(f"{study} at {scale}", why, offer("models fetch plamo-2-1b") + ", or another --scale")
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
@@ -263,7 +263,7 @@ def model_file(cell: Cell) -> Path:
 def check_scale(scale: str) -> None:
     """StudyError unless studies run at this scale."""
     if scale not in DTYPE:
-        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(DTYPE)}", "plamo-study run --scale mini")
+        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(DTYPE)}", offer("run --scale mini"))
 
 
 def check_cell(cell: Cell) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -66,7 +65,6 @@ def work(
     time_limit_s: float,
     engine: str = "",
     workload: str = "",
-    files: Sequence[int] = (),
     ends_at: float = math.inf,
 ) -> Outcome:
     """Spawn a worker for `job` and wait; after `time_limit_s` seconds it is killed, and the outcome is a hang.
@@ -76,7 +74,7 @@ def work(
     worker that was stopped or whose machine slept: that time is not its own.
 
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `workload`: module with the `RUNS`
-    of this job, where workloads/phases.py does not do it. `files`: file descriptors that the worker inherits.
+    of this job, where workloads/phases.py does not do it.
     `ends_at`: the deadline by time.monotonic(), after which TimeUpError is raised.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
@@ -88,7 +86,7 @@ def work(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            pass_fds=[lifeline, *files],
+            pass_fds=[lifeline],
             start_new_session=True,
             env=_waiting(job) | _environment(engine) | _blas(job),
         )
@@ -112,7 +110,7 @@ def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limi
     """A worker's measurement of a cell outside of any study; StudyError when the worker ended badly."""
     outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
     if outcome.failure:
-        why = f"ended badly ({outcome.status}: {outcome.failure.why})"
+        why = f"ended badly ({outcome.status} in {outcome.failure})"
         raise StudyError(f"the worker of {cell.workload}", why, "python tools/selfcheck.py --scale mini")
     return outcome.measured
 

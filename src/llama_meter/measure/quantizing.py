@@ -21,7 +21,7 @@ import msgspec
 
 from llama_meter import children, disk
 from llama_meter.disk import growing
-from llama_meter.errors import StudyError, of_memory, unwritable
+from llama_meter.errors import StudyError, of_memory, offer_check, unwritable
 from llama_meter.measure import machine, worker
 from llama_meter.measure.process import ASSERT
 from llama_meter.models import imatrix as matrices, recipes, tensors
@@ -132,7 +132,7 @@ def _make(
         code, log = _run(msgspec.structs.replace(job, out=str(partial)), on_line, silence_s)
         if code is None:
             why = f"the engine gave no sign of life for {silence_s:g} s and was stopped"
-            raise StudyError(job.source, why, f"plamo-study models check {job.source}")
+            raise StudyError(job.source, why, offer_check(job.source))
         if code != 0:
             raise _failure(job, out, code, log)
     return out
@@ -194,7 +194,7 @@ def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str])
     if "iostream error" in why:  # llama.cpp's only message for a failed write
         return StudyError(str(out), f"cannot be written ({why})", f"free space in {out.parent}")
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else "refused"
-    return StudyError(job.source, f"the engine {ended}: {why}", f"plamo-study models check {job.source}")
+    return StudyError(job.source, f"the engine {ended}: {why}", offer_check(job.source))
 
 
 def _provenance(path: Path, weights: matrices.Imatrix) -> dict[str, int | str]:

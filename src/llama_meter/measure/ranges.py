@@ -12,7 +12,7 @@ import msgspec
 from gguf import GGMLQuantizationType
 
 from llama_meter.cells import Ranges
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer, offer_check
 from llama_meter.measure import machine, texts
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
@@ -32,7 +32,7 @@ def probe_file(
     Raises StudyError when the engine refuses, crashes or hangs, and for an unusable text.
     """
     if not path.is_file():
-        raise StudyError(str(path), "no such file", "plamo-study models list")
+        raise StudyError(str(path), "no such file", offer("models list"))
     if n_prompt < 1 or n_gen < 0:
         raise StudyError(f"{n_prompt} + {n_gen} tokens", "a text has a prompt", "--n-prompt 512 --n-gen 32")
     longest = len(texts.read(text)) + 1  # a token has at least one byte, except BOS
@@ -43,9 +43,8 @@ def probe_file(
     seconds = TIME_S + path.stat().st_size / BYTES_PER_S + (n_prompt + n_gen) / TOKENS_PER_S
     outcome = work(Job(cell=cell, path=str(path.resolve())), seconds, workload="llama_meter.workloads.range_probe")
     if outcome.failure is not None:
-        why = outcome.failure.why
-        mend = f"plamo-study models check {path}"
-        raise StudyError(str(path), f"cannot be probed ({outcome.failure.stage}: {why})", mend)
+        mend = offer_check(path)
+        raise StudyError(str(path), f"cannot be probed ({outcome.failure})", mend)
     return outcome.measured
 
 
@@ -103,4 +102,4 @@ def _where(worst: dict[str, Any]) -> str:
 def _mend(worst: dict[str, Any]) -> str:
     if worst["kind"] in casts.INSIDE:
         return "use a cache of type f32"
-    return f"quantize again with --keep {worst['kind']}=bf16: plamo-study models quantize"
+    return f"quantize again with --keep {worst['kind']}=bf16: {offer('models quantize')}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from llama_meter.cells import Cell, File, Gate, OnEngine
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.journal import Journal, latest_rows, read
 from llama_meter.limits import DRIFT_LIMIT
 from llama_meter.measure import machine, watch
@@ -146,7 +146,7 @@ def sweep(
     """
     if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
         why = "runs the engine, and its rows are those of one machine"
-        raise StudyError(plan.study, why, f"plamo-study run {plan.study[:2]} --hosts FILE")
+        raise StudyError(plan.study, why, offer(f"run {plan.study[:2]} --hosts FILE"))
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside], elsewhere)
         if minutes:

@@ -20,10 +20,11 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the client reads it on
 
 from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils import build_hf_headers, get_session
 
+from llama_meter import http
 from llama_meter.disk import lock
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.errors import StudyError, offer, unwritable
 from llama_meter.models import registry, snapshots, transfer
 from llama_meter.models.gguf_file import Progress
 from llama_meter.models.snapshots import COMMIT, PLAIN, SHA256, Held, Snapshot, Wanted
@@ -56,7 +57,7 @@ def fetch(name: str, progress: Progress | None = None, offline: bool = False, re
     that cannot be written. A failed download is kept, and a later call resumes it.
     """
     hub, offline = registry.hub(name), offline or constants.HF_HUB_OFFLINE
-    again = f"plamo-study models fetch {name}" + (f" --revision {revision}" if revision else "")
+    again = offer(f"models fetch {name}") + (f" --revision {revision}" if revision else "")
     here: Snapshot | None = None
     damaged: dict[str, str] = {}
     if offline or not revision or COMMIT.fullmatch(revision):  # a branch moves: only the hub knows where it stands
@@ -82,7 +83,7 @@ def _download(
     name: str, asked: Question, here: Snapshot | None, damaged: Mapping[str, str], progress: Progress | None
 ) -> Path:
     """Download what is missing. `here`: a snapshot with `damaged` files, whose commit is requested again."""
-    with _alone(snapshots.root(name)), _quiet(), transfer.bounded():
+    with _alone(snapshots.root(name)), _quiet(), http.bounded(get_session()):
         with explaining(asked):
             asked.headers = build_hf_headers() | {"Accept-Encoding": "identity"}  # ranges of a compressed body differ
             commit, files = _listing(asked, here.revision if here else asked.revision)

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from llama_meter.errors import StudyError, of_memory
+from llama_meter.errors import StudyError, of_memory, offer
 from llama_meter.models import mistaken
 from llama_meter.models.finding import printable
 from llama_meter.models.registry import ModelSpec
 from llama_meter.models.values import STORED
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-FETCH = "plamo-study models fetch NAME"
+FETCH = offer("models fetch NAME")
 JSON_LIMIT = 8 << 20  # bytes of a configuration, index or header; those of 30 B parameters are below 0.2 MiB
 FLOATS = tuple(dtype for dtype in STORED if dtype != "Q8_0")  # types weights may have, by their names in the format
 

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_meter.disk import growing
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.errors import StudyError, offer, unwritable
 from llama_meter.models import header as headers
 from llama_meter.models.header import Header, HeaderError, TensorRecord
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 CHUNKS, CHUNK_SIZE, DATASETS = "imatrix.chunk_count", "imatrix.chunk_size", "imatrix.datasets"
 KEYS = {DATASETS: list, CHUNKS: int, CHUNK_SIZE: int}
-RECOMPUTE = "plamo-study models quantize SOURCE --imatrix-text FILE"
+RECOMPUTE = offer("models quantize SOURCE --imatrix-text FILE")
 
 
 @dataclass(frozen=True)

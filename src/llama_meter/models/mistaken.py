@@ -8,13 +8,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, has_study, offer
 from llama_meter.models import registry
 from llama_meter.models.finding import listed, printable
 
 LOOKED_AT = 4096  # first bytes of a file
 REST = "fetch the rest with `curl -L -C - -o FILE URL`, which goes on where the file ends, or fetch it again"
-CONVERT = "plamo-study models convert FOLDER OUT, with the folder that holds it and its config.json"
+ANOTHER = "name a .gguf file" + ("; plamo-study models list shows those here" if has_study() else "")
+CONVERT = offer("models convert FOLDER OUT") + ", with the folder that holds it and its config.json"
 POINTER = re.compile(rb"version https://git-lfs\.\S+\n(?:[^\n]*\n)*?oid sha256:([0-9a-f]{64})\nsize ([0-9]{1,18})\n")
 PACKED = {  # first bytes -> what packed it, and what unpacks it
     b"PK\x03\x04": ("a zip archive", "unzip"),
@@ -35,7 +36,7 @@ class Mistaken:
     mend: str
 
 
-def check_path(path: Path, mend: str = "name a .gguf file; plamo-study models list shows those here") -> None:
+def check_path(path: Path, mend: str = ANOTHER) -> None:
     """Raise StudyError unless a path is a regular file or a link to one; of a folder it lists the GGUF files."""
     try:
         if path.is_file():
@@ -59,7 +60,7 @@ def _folder(path: Path) -> StudyError:
             str(path), f"is a folder; GGUF files in it: {listed(inside)}", f"name one: {path / inside[0]}"
         )
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
-        mend = f"plamo-study models convert {path} OUT.gguf"
+        mend = offer(f"models convert {path} OUT.gguf")
         return StudyError(str(path), "is a folder with weights in safetensors format, and no GGUF file", mend)
     return StudyError(str(path), "is a folder without a GGUF file", "name a .gguf file")
 

@@ -13,7 +13,7 @@ from typing import Any
 from gguf import GGMLQuantizationType
 
 from llama_meter import paths
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer, offer_check
 from llama_meter.models import registry, tensors
 from llama_meter.models.file_types import FILE_TYPES, NOT_WRITTEN
 from llama_meter.models.finding import printable
@@ -218,12 +218,12 @@ def _order(source: Path, name: str) -> tuple[int, bytes]:
         return -1, name.encode()
     block = re.match(r"blk\.([0-9]+)\..", name)
     if block is None:
-        raise StudyError(str(source), f"tensor {name!r} belongs to no block", f"plamo-study models check {source}")
+        raise StudyError(str(source), f"tensor {name!r} belongs to no block", offer_check(source))
     return int(block[1]), name.encode()
 
 
 def _check_source(source: Path, table: list[TensorInfo], facts: dict[str, Any], requantize: bool) -> None:
-    arch, mend = facts["general.architecture"], f"plamo-study models check {source}"
+    arch, mend = facts["general.architecture"], offer_check(source)
     if f"{arch}.block_count" not in facts:
         raise StudyError(str(source), "does not say how many blocks it has", mend)
     for key in (f"{arch}.block_count", "split.count", *(f"{arch}.{key}" for key in HEADS)):
@@ -256,4 +256,4 @@ def _check_imatrix(imatrix: Imatrix, source: Path, steps: list[Step]) -> None:
         if sums is None or len(sums) != step.before.shape[-1]:
             found = "no entry" if sums is None else f"{len(sums)} columns"
             why = f"has {found} for {step.before.name} of {source.name}: it was computed on another model"
-            raise StudyError("importance matrix", why, f"plamo-study models quantize {source} --imatrix-text FILE")
+            raise StudyError("importance matrix", why, offer(f"models quantize {source} --imatrix-text FILE"))

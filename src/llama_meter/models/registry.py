@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.paths import MODELS_TOML
 
 SCALES = ("mini", "shape")
@@ -221,12 +221,12 @@ def spec(name: str, scale: str) -> ModelSpec:
     if (name, scale) in known:
         return known[name, scale]
     if scale == "weights":
-        raise StudyError(f"model {name!r}", "no released weights of it are known", "plamo-study models list")
+        raise StudyError(f"model {name!r}", "no released weights of it are known", offer("models list"))
     at_scale = [n for n, s in known if s == scale]
     if not at_scale:
         raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
     why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
-    raise StudyError(f"model {name!r}", why, "plamo-study models list")
+    raise StudyError(f"model {name!r}", why, offer("models list"))
 
 
 def hub(name: str) -> Hub:
@@ -234,7 +234,7 @@ def hub(name: str) -> Hub:
     known = {n: spec.hub for (n, _), spec in load().items()}
     if name not in known:
         why = f"not in the registry; known: {', '.join(known)}"
-        raise StudyError(f"model {name!r}", why, "plamo-study models list")
+        raise StudyError(f"model {name!r}", why, offer("models list"))
     found = known[name]
     if found is None:
         raise StudyError(f"model {name!r}", "no repository of its weights is known", f"add its hub to {MODELS_TOML}")

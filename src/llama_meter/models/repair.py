@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llama_meter.disk import growing
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.errors import StudyError, offer_check, unwritable
 from llama_meter.models.check import inspect
 from llama_meter.models.finding import blocking
 from llama_meter.models.gguf_file import check_space
@@ -37,7 +37,7 @@ def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str =
     _refuse_in_place(path, out)
     changes = _changes(header, rope_theta)
     if not changes:
-        raise StudyError(str(path), "has nothing that can be repaired", f"plamo-study models check {path}")
+        raise StudyError(str(path), "has nothing that can be repaired", offer_check(path))
     left = [f for f in blocking(inspect(path, sha256)[0]) if f.code not in _mended(header, changes)]
     if left:
         raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)

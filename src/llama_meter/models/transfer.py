@@ -4,23 +4,19 @@ No text from a server enters a message, so a token that it echoes is never shown
 """
 
 import errno
-import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx2
 from huggingface_hub import errors
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import get_session
 
+from llama_meter import http
 from llama_meter.errors import StudyError
 from llama_meter.models.registry import Hub
 from llama_meter.models.snapshots import Wanted, checked
@@ -87,7 +83,7 @@ def explained(error: Exception, asked: Question) -> StudyError:
             why, mend = "has been disabled", f"see {page}"
         case errors.HfHubHTTPError():
             why, mend = _by_status(error.response.status_code, token, page, again)
-        case httpx2.TransportError() | httpx2.InvalidURL():
+        case http.TransportError() | http.InvalidURL():
             repository, why = asked.endpoint, f"cannot be reached or stopped answering ({type(error).__name__})"
             mend = f"check the network and HF_ENDPOINT, then {again}; it resumes. With --offline it uses what is here"
         case OSError(errno=errno.ENOSPC):
@@ -111,102 +107,6 @@ def _by_status(status: int, token: bool, page: str, again: str) -> tuple[str, st
         more = "" if token else "; with HF_TOKEN set the limit is higher"
         return "the hub's rate limit is reached (429)", f"wait some minutes, then {again}; it resumes{more}"
     return f"the hub answered {status}", f"wait, then {again}; it resumes"
-
-
-MEND = "check HF_ENDPOINT and the network (a proxy, a login page?)"
-MOST_TOLD = 4 << 20  # bytes of a list of files or a refusal; the list of 10,000 files is shorter
-MOST_HEAD = 256 << 10  # bytes of what comes before a body: as many as 10,000 informational answers
-LEAST, LEAST_S = 64 << 10, 60.0  # bytes that must arrive in this many seconds, or the transfer is aborted
-LATER = "try again later, or from another network; it resumes"
-
-
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Within the block, every answer to the hub's client is bounded in time and, except for files, in bytes."""
-    client = get_session()
-    before = client.event_hooks
-    client.event_hooks = {
-        "request": [*before.get("request", []), _bound_head],
-        "response": [*before.get("response", []), _bound],
-    }
-    try:
-        yield
-    finally:
-        client.event_hooks = before
-
-
-def _bound_head(request: httpx2.Request) -> None:
-    request.extensions["trace"] = HEAD.follow
-
-
-class _Head:
-    """What comes before a body, of which the client reads any number of informational answers, however slowly.
-
-    The client tells of every connection and of every answer that it waits for; reads are counted in between.
-    """
-
-    def __init__(self) -> None:
-        self.host, self.size, self.ends_s = "", 0, math.inf
-
-    def follow(self, event: str, info: dict[str, Any]) -> None:
-        """Take notice of a step of the client, called "PART.STEP.started", ".complete" or ".failed"."""
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            stream = info["return_value"]
-            stream.read = partial(self._read, stream.read)
-        elif event.endswith(".receive_response_headers.started"):
-            self.host, self.size = info["request"].url.host.decode(), 0
-            self.ends_s = time.monotonic() + LEAST_S
-        elif ".receive_response_headers." in event:
-            self.ends_s = math.inf
-
-    def _read(self, read: Callable[..., bytes], max_bytes: int, timeout: float | None = None) -> bytes:
-        data = read(max_bytes, timeout=timeout)
-        if math.isfinite(self.ends_s):
-            self.size += len(data)
-            if self.size > MOST_HEAD:
-                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer among them", MEND)
-            if time.monotonic() > self.ends_s:
-                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer in {LEAST_S:.0f} s", LATER)
-        return data
-
-
-HEAD = _Head()  # one transfer is under way at a time
-
-
-def _bound(response: httpx2.Response) -> None:
-    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise StudyError(response.url.host, "compresses a body that was requested uncompressed", MEND)
-    assert isinstance(response.stream, httpx2.SyncByteStream)
-    is_file = response.status_code in (200, 206) and not response.url.path.startswith("/api/")
-    response.stream = _Bounded(response.stream, response.url.host, None if is_file else MOST_TOLD)
-
-
-class _Bounded(httpx2.SyncByteStream):
-    """A body that raises StudyError where it is too long (`most` bytes) or too slow."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, host: str, most: int | None):
-        self.stream, self.host, self.most = stream, host, most
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = since = 0
-        began = time.monotonic()
-        try:
-            for part in self.stream:
-                size += len(part)
-                if self.most is not None and size > self.most:
-                    raise StudyError(self.host, f"says more than {self.most:,} bytes of a repository", MEND)
-                if (now := time.monotonic()) - began > LEAST_S:
-                    if size - since < LEAST:
-                        why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
-                        raise StudyError(self.host, why, LATER)
-                    since, began = size, now
-                yield part
-        except httpx2.ReadError as error:  # a connection reset, the one failure that the client does not resume after
-            raise httpx2.RemoteProtocolError(str(error)) from error
-
-    def close(self) -> None:
-        """End the connection."""
-        self.stream.close()
 
 
 def check_space(folder: Path, files: Sequence[Wanted]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type, GGUFReader
 from gguf.quants import dequantize, quantize
 
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer, offer_check
 
 CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are dequantised once and kept
 BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and at most this many weights of other tensors
@@ -42,11 +42,11 @@ class Weights:
     def __init__(self, path: Path | str, rounds_as: str = ""):
         self.path, self._rounded_to = Path(path), ROUNDED_TO[rounds_as]
         if not self.path.is_file():
-            raise StudyError(str(path), "no such file", "plamo-study models make")
+            raise StudyError(str(path), "no such file", offer("models make"))
         try:
             self._reader = GGUFReader(self.path)
         except (ValueError, IndexError, KeyError) as error:
-            raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study models make") from error
+            raise StudyError(str(path), f"not a readable GGUF ({error})", offer("models make")) from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
         self._cache: dict[str, np.ndarray] = {}
@@ -72,7 +72,7 @@ class Weights:
             raise StudyError(
                 str(self.path),
                 f"{key} has {len(values)} entries for {n_layer} layers",
-                f"plamo-study models check {self.path}",
+                offer_check(self.path),
             )
         return values
 
@@ -123,7 +123,7 @@ class Weights:
         return self._tensors[name]
 
     def _missing(self, what: str) -> StudyError:
-        return StudyError(str(self.path), f"{what} is missing", f"plamo-study models check {self.path}")
+        return StudyError(str(self.path), f"{what} is missing", offer_check(self.path))
 
 
 def rounded(x: np.ndarray, to: Type) -> np.ndarray:

@@ -5,65 +5,30 @@ count is the server's own, if it gives one. Whatever a model writes is made of t
 of tools. Errors are reported in the answer's `failure`; nothing is raised.
 
 Servers differ in what they send beside that. What is needed for no result is ignored, and named in `ignored`.
-
-An answer given under load is compared with the one that its prompt gets alone. Both are greedy, so their texts should
-match. But batches of different shapes round differently, and between two nearly equally likely tokens rounding
-decides: such a difference proves nothing. If the server gives log probabilities, the gap of the two at the first
-differing token reveals it.
 """
 
 import asyncio
 import re
-import select
-import selectors
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-import httpx2
 import msgspec
 
+from llama_meter import http
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError
-from llama_meter.measure.tolerance import near_tie
 
 Api = Literal["completions", "chat/completions"]
-MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
 MOST_LINE = 1 << 20  # bytes of one event
-MOST_TOLD = 4 << 20  # bytes of a model list or of metrics
-LOOK_S = 5.0  # for all of what a server has at hand
 MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
-QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer
-SAID = 160  # characters of an error's text that are kept
 MOST_REASON = 4096  # characters of a refusal that are searched for the reason
-UNREACHED = "ConnectError"  # how the failure of a request begins that found no server
 NAN = float("nan")
 clock = time.perf_counter_ns
 Found = TypeVar("Found")
-
-
-class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a class of the platform's
-    """Sleeps exactly, and watches any number of connections.
-
-    epoll rounds a sleep up to a millisecond, half a token's time. select does not, but takes no descriptor above 1023,
-    so it waits on epoll's own descriptor alone. kqueue is exact by itself.
-    """
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Connections that are ready within `timeout` seconds; None waits without limit."""
-        if timeout and timeout > 0 and hasattr(select, "epoll"):
-            select.select([self.fileno()], [], [], timeout)
-            timeout = 0
-        return list(super().select(timeout))
-
-
-def run(work: Coroutine[Any, Any, Found]) -> Found:
-    """Run a coroutine to its end in an event loop with exact sleeps."""
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
-        return runner.run(work)
 
 
 class Likely(msgspec.Struct):
@@ -276,6 +241,10 @@ class Target:
         """URL that requests are posted to."""
         return f"{self.url.rstrip('/')}/v1/{self.api}"
 
+    def connected(self) -> http.Client:
+        """Connections to it."""
+        return http.client(self.url, self.key)
+
     def body(self, prompt: Prompt, stream: bool, top: int) -> dict[str, Any]:
         """JSON body of a request; `top`: number of log probabilities requested per token."""
         chat = self.api == "chat/completions"
@@ -298,35 +267,23 @@ class Target:
         ]
 
 
-def client(target: Target) -> httpx2.AsyncClient:
-    """Connections to a server: as many as are asked for, no proxy, no redirect followed, nothing compressed."""
-    headers = {"Accept-Encoding": "identity"}
-    headers |= {"Authorization": f"Bearer {target.key}"} if target.key else {}
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx2.Timeout(QUIET_S, pool=None)
-    tls = not target.url.lower().startswith("http:")  # loading certificates takes longer than most requests
-    return httpx2.AsyncClient(
-        headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False, verify=tls
-    )
-
-
-def over(target: Target, work: Callable[[httpx2.AsyncClient], Awaitable[Found]]) -> Found:
+def over(target: Target, work: Callable[[http.Client], Awaitable[Found]]) -> Found:
     """Run `work` to its end with connections to a server."""
 
-    async def connected() -> Found:
-        async with client(target) as web:
+    async def met() -> Found:
+        async with target.connected() as web:
             return await work(web)
 
-    return run(connected())
+    return http.run(met())
 
 
 async def ask(
-    web: httpx2.AsyncClient,
+    web: http.Client,
     target: Target,
     prompt: Prompt,
     due_ns: int = 0,
     top: int = 0,
-    quiet_s: float = QUIET_S,
+    quiet_s: float = http.QUIET_S,
     closely: bool = False,
 ) -> Answer:
     """Post one request and read its answer to the end or to the first error; `closely`: note unknown fields too."""
@@ -337,69 +294,53 @@ async def ask(
             await _read(web, target, answer, top, quiet_s, closely)
     except TimeoutError:
         answer.failure = f"no end after {PATIENCE_S:g} s"
-    except httpx2.TimeoutException:
+    except http.TimeoutException:
         answer.failure = f"nothing came for {quiet_s:g} s"
-    except httpx2.TransportError as error:
-        answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+    except http.TransportError as error:
+        answer.failure = http.said(error)
     except SpentError as error:
         answer.failure = str(error)
     except (ValueError, OverflowError, RecursionError) as error:
-        answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
+        answer.failure = f"malformed answer: {http.said(error)}"[: http.SAID]
     answer.ended_ns = clock()
     return answer
 
 
-async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> tuple[str, int, int]:
+async def ask_whole(web: http.Client, target: Target, prompt: Prompt) -> tuple[str, int, int]:
     """Answer without streaming: text, and prompt and answer tokens by the server's count.
 
     Raises StudyError if the answer or its token count is missing.
     """
     try:
         async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
-            body = b"".join([part async for part in _bounded(reply)])
+            body = await http.whole(reply)
             if reply.status_code != 200:
-                raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[:SAID])
+                raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[: http.SAID])
             told: Event = parsed(body, Event)
             counts = [_count(told.usage, name) for name in ("prompt_tokens", "completion_tokens")]
             if not told.choices or None in counts:
                 raise ValueError("no answer, or no count of its tokens")
             n_prompt, n_gen = (count or 0 for count in counts)
             return told.choices[0].said.answer(), n_prompt, n_gen
-    except (httpx2.TransportError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
-        raise StudyError(target.path, f"no answer to a plain request ({why})", "look at the server's log") from None
+    except (http.TransportError, ValueError) as error:
+        why = f"no answer to a plain request ({http.said(error)})"
+        raise StudyError(target.path, why, "look at the server's log") from None
 
 
-async def look(web: httpx2.AsyncClient, url: str, within_s: float | None = None) -> tuple[int, bytes]:
-    """Status and body of a GET request, whole within some seconds (LOOK_S).
-
-    ValueError for a body that is too long, too slow or compressed.
-    """
-    within_s = LOOK_S if within_s is None else within_s
-    try:
-        async with asyncio.timeout(within_s), web.stream("GET", url) as reply:
-            return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
-    except TimeoutError:
-        raise ValueError(f"no end within {within_s:g} s") from None
-
-
-async def _read(
-    web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float, closely: bool
-) -> None:
-    timeout = httpx2.Timeout(quiet_s, pool=None)
+async def _read(web: http.Client, target: Target, answer: Answer, top: int, quiet_s: float, closely: bool) -> None:
     if target.allowance:
         target.allowance.ask()
     asked = target.body(answer.prompt, True, top)
-    async with web.stream("POST", target.path, json=asked, timeout=timeout) as reply:
+    async with web.stream("POST", target.path, json=asked, timeout=http.quiet(quiet_s)) as reply:
         if reply.is_redirect:
             answer.status, answer.failure = reply.status_code, "a redirect elsewhere, refused"
             return
         if not reply.is_success:
-            body = b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)])
+            body = await http.whole(reply, MOST_LINE, target.allowance.take if target.allowance else None)
             answer.status, answer.room = reply.status_code, _room(body)
-            answer.failure = f"HTTP {answer.status}: {_reason(body)}"[:SAID]
+            answer.failure = f"HTTP {answer.status}: {_reason(body)}"[: http.SAID]
             return
-        if _kind(reply) == "text/html":
+        if http.media_type(reply) == "text/html":
             answer.status, answer.failure = 404, "a page (text/html) in place of an answer"
             return
         ended, last = False, None
@@ -411,7 +352,7 @@ async def _read(
                 told: Event = parsed(data, Event)
                 if told.error or told.object == "error":
                     answer.status, answer.room = _count(told.error, "code") or 0, _room(data)
-                    answer.failure = f"the server says: {_reason(data)}"[:SAID]
+                    answer.failure = f"the server says: {_reason(data)}"[: http.SAID]
                     return
                 n_chunks = len(answer.chunk_ns)
                 _take(answer, told, stamp)
@@ -495,25 +436,20 @@ def _gap(logs: list[float]) -> float:
     return ordered[0] - ordered[1] if len(ordered) > 1 else NAN
 
 
-def _kind(reply: httpx2.Response) -> str:
-    """The media type of a body."""
-    return str(reply.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
-
-
 async def _events(
-    reply: httpx2.Response, answer: Answer, allowance: Allowance | None
+    reply: http.Reply, answer: Answer, allowance: Allowance | None
 ) -> AsyncGenerator[tuple[int, int, bytes], None]:
     """Data of each event, the arrival time of its last byte (ns), and a number that events share which came at once.
 
     Between two parts of a body that had both arrived, the event loop does not turn.
     """
-    is_whole, rest, turns = _kind(reply) == "application/json", b"", 0
+    is_whole, rest, turns = http.media_type(reply) == "application/json", b"", 0
 
     def turn() -> None:
         nonlocal turns
         turns += 1
 
-    async for part in _bounded(reply, allowance=allowance):
+    async for part in http.parts(reply, count=allowance.take if allowance else None):
         stamp = clock()
         answer.byte_ns = answer.byte_ns or stamp
         this_turn = turns
@@ -529,22 +465,6 @@ async def _events(
         yield clock(), turns, rest
     elif rest.startswith(b"data:"):  # the last line of all has no end
         yield clock(), turns, rest[5:].strip()
-
-
-async def _bounded(
-    reply: httpx2.Response, most: int = MOST_BYTES, allowance: Allowance | None = None
-) -> AsyncIterator[bytes]:
-    """Bytes of a body as they arrive. ValueError beyond `most` bytes or for a compressed body; SpentError."""
-    size = 0
-    if (coding := reply.headers.get("Content-Encoding", "identity").lower()) != "identity":
-        raise ValueError(f"a body compressed with {coding[:20]}, which was not asked for")
-    async for part in reply.aiter_raw():
-        size += len(part)
-        if size > most:
-            raise ValueError(f"a body of more than {most:,} bytes")
-        if allowance:
-            allowance.take(len(part))
-        yield part
 
 
 def _reason(body: bytes) -> str:
@@ -581,46 +501,3 @@ def _room(body: bytes) -> int:
     match = next(filter(None, (each.search(text) for each in ROOMS)), None)
     digits = next(filter(None, match.groups())).replace(",", "") if match else ""
     return int(digits) if 0 < len(digits) < 10 else 0
-
-
-# ------------------------------------------------------------------ two answers to one prompt
-
-SAME = -1.0  # in rows, the first differing token of two answers that do not differ
-
-
-@dataclass(frozen=True)
-class Difference:
-    """First differing token of two answers (from 0; -1: none), and the likeliest token's lead there alone, in nats."""
-
-    token: int
-    gap: float
-
-    @property
-    def is_near_tie(self) -> bool:
-        """Whether rounding may decide at that token; False without log probabilities."""
-        return bool(near_tie(self.gap))
-
-
-def difference(alone: Answer, answer: Answer) -> Difference | None:
-    """First difference from the answer alone, or None. A broken-off answer is compared as far as it got.
-
-    The gap is NaN where the server gave no log probabilities.
-    """
-    known, said = alone.text, answer.text
-    if answer.failure:
-        known = known[: len(said)]
-    if known == said:
-        return None
-    at = next((i for i, (a, b) in enumerate(zip(known, said, strict=False)) if a != b), min(len(known), len(said)))
-    token = _token_at(alone.tokens or alone.texts, at)
-    return Difference(token, alone.gaps[token] if token < len(alone.gaps) else float("nan"))
-
-
-def _token_at(pieces: Sequence[str], character: int) -> int:
-    """Index of the token that contains a character of the text."""
-    length = 0
-    for number, piece in enumerate(pieces):
-        length += len(piece)
-        if character < length:
-            return number
-    return max(len(pieces) - 1, 0)

@@ -8,26 +8,25 @@ are those of workloads/serving.py.
 import subprocess
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llama_meter import children, paths
+from llama_meter import children, http, paths
 from llama_meter.disk import growing
 from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import near_tie
-from llama_meter.serve import server
-from llama_meter.serve.server import Setup
-
-if TYPE_CHECKING:
-    import httpx2
+from llama_meter.serve import client, load, questions, server
+from llama_meter.serve.client import Prompt, Target
+from llama_meter.serve.difference import Difference, difference
+from llama_meter.serve.server import Server, Setup
 
 ANSWER = 24  # tokens of an answer
 PROMPTS = 12  # prompts that are asked alone, and drawn from again in every round
-REQUEST_S, RUN_S = 120, 900  # limits: one answer, all rounds
-UNLIKE = 1e3  # nats: the gap given where one answer merely ends before the other
+LIKELIEST = 2  # tokens at each place whose log probabilities are asked for
+RUN_S = 900  # limit of all rounds
+UNLIKE = 1e3  # nats: the gap given where none is known, as where one answer merely ends before the other
 RECORD = paths.MEASURED / "reference" / "llama-server.json"
 
 
@@ -69,39 +68,37 @@ def serve(
 
     Raises StudyError when the binary cannot be started or does not begin to listen.
     """
-    import httpx2  # its import takes 0.2 s, and `plamo-study --help` reaches this module
-
-    prompts = _prompts()
-    version = _version(binary, server.environment("llama-server", libraries))
+    prompts, version = _prompts(), _version(binary, server.environment("llama-server", libraries))
     # No repacking: the graph is tested, not one processor's kernels.
     setup = Setup("llama-server", model, slots, 1024, 2, libraries=libraries, binary=binary, options=("--no-repack",))
-    with (
-        server.started(setup) as running,
-        httpx2.Client(base_url=running.url, trust_env=False, timeout=REQUEST_S) as web,
-    ):
-        alone = [_answer(web, prompt) for prompt in prompts]
-        if any(answer is None for answer in alone):
-            raise StudyError(str(binary), "ended while prompts were asked one at a time", "look at its own log")
-        done, differing, parted = 0, 0, []
-        answers, started = 0, time.monotonic()
-        with ThreadPoolExecutor(at_once) as pool:
-            for turn in range(rounds):
-                asked = [(turn * at_once + i) % len(prompts) for i in range(at_once)]
-                for which, answer in zip(asked, pool.map(lambda i: _answer(web, prompts[i]), asked), strict=True):
-                    if answer is not None:
-                        answers += 1
-                        gap = _gap(alone[which] or {}, answer)
-                        differing += gap is not None
-                        parted += [gap] if gap is not None else []
-                if running.ended(1.0) or time.monotonic() - started > RUN_S:
-                    break
-                done += 1
-        ended = running.exit
-        said = running.assertion()
+    with server.started(setup) as running:
+        target = Target(running.url, usual=questions.OURS["llama-server"])
+        done, got = client.over(target, lambda web: _asked(web, target, running, prompts, at_once, rounds))
+        ended, said = running.exit, running.assertion()
+    gaps = [UNLIKE if isnan(parted.gap) else parted.gap for parted in got if parted]
     return Served(
         build=build, model=model.name, version=version, slots=slots, at_once=at_once, rounds=rounds, rounds_done=done,
-        answers=answers, differ=differing, gaps=parted, exit=ended, said=said,
+        answers=len(got), differ=len(gaps), gaps=gaps, exit=ended, said=said,
     )  # fmt: skip
+
+
+async def _asked(
+    web: http.Client, target: Target, running: Server, prompts: Sequence[Prompt], at_once: int, rounds: int
+) -> tuple[int, list[Difference | None]]:
+    """Rounds that were done, and where each answer given together parts from its prompt's alone; None: nowhere."""
+    alone = [await client.ask(web, target, prompt, top=LIKELIEST) for prompt in prompts]
+    if failed := next((answer.failure for answer in alone if answer.failure), ""):
+        raise StudyError(target.url, f"asked one at a time, {failed}", "look at the server's own log")
+    done, started, got = 0, time.monotonic(), list[Difference | None]()
+    for turn in range(rounds):
+        asked = [(turn * at_once + i) % len(prompts) for i in range(at_once)]
+        loaded = await load.closed(web, target, [prompts[which] for which in asked], at_once)
+        pairs = zip(asked, loaded.answers, strict=True)
+        got += [difference(alone[which], answer) for which, answer in pairs if not answer.failure]
+        if running.ended(1.0) or time.monotonic() - started > RUN_S:
+            break
+        done += 1
+    return done, got
 
 
 def recorded() -> list[Served]:
@@ -117,10 +114,10 @@ def record(runs: Sequence[Served]) -> None:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(list(kept.values())), indent=1) + b"\n")
 
 
-def _prompts() -> list[str]:
+def _prompts() -> list[Prompt]:
     """Texts of 600 to 1,200 characters from the held-out corpus."""
     text = (paths.DATA / "corpus" / "python-heldout.txt").read_text(encoding="utf-8")
-    return [text[4000 * i : 4000 * i + 600 + 50 * i] for i in range(PROMPTS)]
+    return [Prompt(str(i), text[4000 * i : 4000 * i + 600 + 50 * i], ANSWER) for i in range(PROMPTS)]
 
 
 def _version(binary: Path, environment: dict[str, str]) -> str:
@@ -132,28 +129,3 @@ def _version(binary: Path, environment: dict[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(str(binary), f"cannot be run ({error})", "name a llama-server binary") from None
     return next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "unknown")
-
-
-def _answer(web: "httpx2.Client", prompt: str) -> dict[str, Any] | None:
-    """The greedy answer with its tokens and, at each, the two likeliest; None when the server has gone."""
-    import httpx2  # as above
-
-    wanted = {
-        "prompt": prompt, "n_predict": ANSWER, "temperature": 0, "cache_prompt": False, "return_tokens": True,
-        "n_probs": 2, "ignore_eos": True,
-    }  # fmt: skip
-    try:
-        reply = web.post("/completion", json=wanted).raise_for_status()
-        return dict(reply.json())
-    except (httpx2.HTTPError, ValueError):
-        return None
-
-
-def _gap(alone: dict[str, Any], answer: dict[str, Any]) -> float | None:
-    """Nats between the likeliest two tokens, alone, where two answers first diverge; None where they agree."""
-    first, second = alone["tokens"], answer["tokens"]
-    at = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-    if at is None:
-        return None if len(first) == len(second) else UNLIKE
-    top = alone["completion_probabilities"][at]["top_logprobs"]
-    return float(top[0]["logprob"] - top[1]["logprob"])

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import httpx2
 import numpy as np
 
+from llama_meter import http
 from llama_meter.cells import Serving
 from llama_meter.disk import text
 from llama_meter.errors import StudyError
@@ -55,7 +55,7 @@ class Loaded:
         return bool(gaps) and float(np.median(self.lag_ns or [0])) > LATE * float(np.median(gaps))
 
 
-async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
+async def closed(web: http.Client, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
     """Closed loop: `n_clients` clients, each sending the next prompt when its answer is complete."""
     found: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
@@ -70,9 +70,7 @@ async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prom
     return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
 
 
-async def opened(
-    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]
-) -> Loaded:
+async def opened(web: http.Client, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]) -> Loaded:
     """Open loop: each prompt at its arrival time (ascending seconds from the start), whatever became of the others."""
     found: dict[int, Answer] = {}
     async with _Ticking() as ticking:
@@ -82,7 +80,7 @@ async def opened(
 
 
 async def each_at(
-    web: httpx2.AsyncClient,
+    web: http.Client,
     target: Target,
     timed: Iterable[tuple[Prompt, float]],
     begin_ns: int,
@@ -102,7 +100,7 @@ async def each_at(
 
 
 async def sought(
-    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
+    web: http.Client, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
 ) -> tuple[Loaded, list[tuple[float, float, float]]]:
     """Search for the knee, the highest rate of arrivals at which a server meets its objectives, by bisection.
 
@@ -118,7 +116,7 @@ async def sought(
         rate = (low * high) ** 0.5
         due = arrivals("poisson", len(prompts), rate, seed + number)
         loaded = await opened(web, target, prompts, due)
-        met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
+        met = [OBJECTIVES[cell.scale].met_by(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
         share = sum(met) / len(prompts)
         steps.append((rate, share, loaded.late_ns / 1e9))
         if share >= ENOUGH:

@@ -2,7 +2,8 @@
 
 from math import isnan
 
-from llama_meter.serve.probe import LEVERS, Binding, Interval, Report
+from llama_meter.serve.phase import LEVERS, Binding, Interval
+from llama_meter.serve.probe import Report
 from llama_meter.serve.right import Rightness
 from llama_meter.serve.traffic import Traffic
 

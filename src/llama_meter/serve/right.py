@@ -26,13 +26,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httpx2
 import msgspec
 import numpy as np
 
+from llama_meter import http
 from llama_meter.measure.tolerance import NEAR_TIE
 from llama_meter.serve import client, load, questions
 from llama_meter.serve.client import Answer, Prompt, Target
+from llama_meter.serve.difference import Difference, difference
 
 PROMPTS, ALONE, ALONE_UNKNOWN = 8, 2, 3  # prompts; times each is asked alone, with log probabilities and without
 TOGETHER, ROUNDS, COPIED = (4, 2), 6, 3  # different prompts at once; rounds of each; rounds of identical ones
@@ -116,7 +117,7 @@ class Asked:
         return [*self.beside, *((number, answer) for number, answers in self.copies for answer in answers)]
 
 
-async def ask(web: httpx2.AsyncClient, target: Target, concurrency: int, until: float, top: int = TOP) -> Rightness:
+async def ask(web: http.Client, target: Target, concurrency: int, until: float, top: int = TOP) -> Rightness:
     """Ask both questions, the last one begun before `until` (time.monotonic), and judge; `top` 0: by repetition."""
     together, of_all = at_once(concurrency), prompts()
     alone = await _alone(web, target, of_all, top)
@@ -130,7 +131,7 @@ async def ask(web: httpx2.AsyncClient, target: Target, concurrency: int, until: 
     return judged(asked)
 
 
-async def _alone(web: httpx2.AsyncClient, target: Target, of_all: Sequence[Prompt], top: int) -> list[list[Answer]]:
+async def _alone(web: http.Client, target: Target, of_all: Sequence[Prompt], top: int) -> list[list[Answer]]:
     first = [await client.ask(web, target, prompt, top=top) for prompt in of_all]
     if any(answer.failure for answer in first):  # perhaps it does not support log probabilities
         top = 0
@@ -144,7 +145,7 @@ async def _alone(web: httpx2.AsyncClient, target: Target, of_all: Sequence[Promp
 
 
 async def _at_once(
-    web: httpx2.AsyncClient,
+    web: http.Client,
     target: Target,
     of_all: Sequence[Prompt],
     together: Sequence[int],
@@ -169,14 +170,14 @@ async def _at_once(
                 return
 
 
-async def _gone(web: httpx2.AsyncClient, target: Target, prompt: Prompt, until: float) -> str:
+async def _gone(web: http.Client, target: Target, prompt: Prompt, until: float) -> str:
     """How a request fails that finds no server; empty if one answers, or something still holds its port.
 
     A process that aborts holds its port while the system writes its memory to disk.
     """
     for _ in range(DYING):
         after = await client.ask(web, target, prompt)
-        if after.failure.startswith(client.UNREACHED):
+        if after.failure.startswith(http.UNREACHED):
             return after.failure
         if not after.failure or time.monotonic() > until:
             break
@@ -188,9 +189,9 @@ def _known(answers: Sequence[Answer]) -> bool:
     return all(any(gap == gap for gap in answer.gaps) for answer in answers)
 
 
-def _parting(alone: Sequence[Answer], answer: Answer) -> client.Difference | None:
+def _parting(alone: Sequence[Answer], answer: Answer) -> Difference | None:
     """Where an answer parts from the one alone that it follows furthest; None where it is one of them."""
-    found = [client.difference(each, answer) for each in alone]
+    found = [difference(each, answer) for each in alone]
     return None if None in found else max((each for each in found if each), key=lambda each: each.token)
 
 

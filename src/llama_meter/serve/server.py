@@ -6,7 +6,6 @@ with the Python bindings: it answers one request at a time, first come, first se
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from typing import IO, Any, Literal
 
 from llama_meter import children
 from llama_meter.engine import builds, server_build
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.measure import machine
 from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
@@ -64,7 +63,7 @@ class Server:
             code = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             return ""
-        return f"the server ended: {how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
+        return f"the server ended: {machine.how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
 
     @property
     def exit(self) -> int | None:
@@ -82,11 +81,6 @@ class Server:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(size - TAIL, 0))
         return BUILD_FOLDER.sub("", self._log.read().decode(errors="replace"))
-
-
-def how_ended(code: int) -> str:
-    """An exit code in words: a signal by its name."""
-    return signal.Signals(number).name if (number := machine.ended_by(code)) else f"exit code {code}"
 
 
 def find() -> Path | None:
@@ -109,12 +103,12 @@ def _settled(setup: Setup) -> Setup:
     if setup.binary or setup.kind != "llama-server":
         return setup
     if not (binary := find()):
-        raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
+        raise StudyError("llama-server", "not found", f"{offer('server build')}, or set {NAMED} to one")
     if server_build.is_ours(binary):
         return replace(setup, binary=binary)
     if setup.libraries not in (None, builds.installed_libraries()):
         why = f"was not built here, so it cannot run on the engine in {setup.libraries}"
-        raise StudyError(str(binary), why, f"plamo-study server build, and unset {NAMED}")
+        raise StudyError(str(binary), why, f"{offer('server build')}, and unset {NAMED}")
     return replace(setup, binary=binary, libraries=None)
 
 
@@ -201,19 +195,15 @@ def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> sub
 
 
 def _await(server: Server, path: str, until: float) -> None:
-    import httpx2  # its import takes 0.08 s, so only starting a server pays for it
+    from llama_meter import http  # its import takes 0.1 s, so only starting a server pays for it
 
-    with httpx2.Client(timeout=5, trust_env=False, verify=False) as web:  # loading certificates takes 40 ms of a core
-        while time.monotonic() < until:
-            if why := server.ended():
-                tail = " ".join(server.log().strip().splitlines()[-2:])
-                raise StudyError("the server", f"{why} before it listened: {tail}", "read its last words above")
-            try:
-                if web.get(server.url + path).status_code == 200:
-                    return
-            except httpx2.TransportError:
-                pass
-            time.sleep(LOOK_S)
+    while time.monotonic() < until:
+        if why := server.ended():
+            tail = " ".join(server.log().strip().splitlines()[-2:])
+            raise StudyError("the server", f"{why} before it listened: {tail}", "read its last words above")
+        if http.answers(server.url + path):
+            return
+        time.sleep(LOOK_S)
     raise StudyError("the server", "does not listen in time", "give it longer, or look whether memory is short")
 
 

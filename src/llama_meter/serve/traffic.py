@@ -7,9 +7,9 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-import httpx2
 import msgspec
 
+from llama_meter import http
 from llama_meter.errors import StudyError
 from llama_meter.serve import client
 from llama_meter.serve.client import Target
@@ -51,7 +51,7 @@ def watched(target: Target, seconds: float) -> Traffic:
     Raises StudyError if it has no known counters, or if nothing happened in between.
     """
 
-    async def looked(web: httpx2.AsyncClient) -> tuple[dict[str, float], dict[str, float]]:
+    async def looked(web: http.Client) -> tuple[dict[str, float], dict[str, float]]:
         before = await look(web, target)
         await asyncio.sleep(seconds)
         return before, await look(web, target)
@@ -59,15 +59,10 @@ def watched(target: Target, seconds: float) -> Traffic:
     return between(*client.over(target, looked), seconds)
 
 
-async def look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
+async def look(web: http.Client, target: Target) -> dict[str, float]:
     """The numbers of a server's /metrics by name. StudyError where it has none or does not answer."""
     where = f"{target.url}/metrics"
-    try:
-        status, body = await client.look(web, where)
-    except httpx2.TransportError as error:
-        raise StudyError(where, f"does not answer ({type(error).__name__})", "start the server first") from None
-    except ValueError as error:
-        raise StudyError(where, f"gives {error}", "probe without --watch") from None
+    status, body = await http.look(web, where, "probe without --watch")
     if status != 200:
         raise StudyError(where, f"HTTP {status}", "llama-server shows it when started with --metrics")
     return parsed(body.decode(errors="replace"))

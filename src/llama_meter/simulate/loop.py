@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from llama_meter.errors import StudyError
+from llama_meter.serve.objectives import NONE, Objectives
 from llama_meter.simulate.policies import Policy, Queue
 
 
@@ -21,13 +22,13 @@ from llama_meter.simulate.policies import Policy, Queue
 class Load:
     """Requests in order of arrival: arrival times (s), and tokens of each prompt and answer, at least one each.
 
-    `within`: limits in seconds on the first token and on the mean gap, for a request to count as served well.
+    `within`: what a request must meet to count as served well.
     """
 
     arrives: list[float]
     prompt: list[int]
     output: list[int]
-    within: tuple[float, float] = (inf, inf)
+    within: Objectives = NONE
 
     def __len__(self) -> int:
         return len(self.arrives)

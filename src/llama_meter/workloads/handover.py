@@ -35,6 +35,7 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path
     library.capture_log([])
     names = (cell.dtype, *cell.candidates)
     sums: quality.Sums = {}
+    first = np.empty(0)  # logits of the first text in one pass
     distances: dict[str, list[np.ndarray]] = {}
     samples: list[int] = []
     identical, finite, error = True, True, 0.0
@@ -50,6 +51,7 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path
             stage(f"text {number + 1} of {len(chunks)}")
             start, targets = clock(), chunk[cell.n_ctx :]
             whole = reference.score(chunk, cell.n_ctx - 1).copy()
+            first = whole if number == 0 else first
             log_p = divergence.log_softmax(whole)
             nll = divergence.nll(log_p, targets)
             quality.add(sums, {"tokens": len(targets), f"nll/{UNDIVIDED}": nll.sum()})
@@ -68,7 +70,7 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path
                     distances.setdefault(pair, []).append(found[:, 1].reshape(-1, STEP).mean(axis=1))
             samples.append(clock() - start)
         stage("planted states")
-        planted = _by_steps(cell, reference, chunks[0]) | _planted(cell, reference, stranger, chunks)
+        planted = _by_steps(cell, reference, chunks[0], first) | _planted(cell, reference, stranger, chunks)
     series = {f"distance/{pair}": [quality.short(v) for v in np.mean(of, axis=0)] for pair, of in distances.items()}
     checks: dict[str, float | bool] = {"undivided_error": error, "undivided": error <= tolerance(cell)}
     checks |= {"state_identical": identical, "finite": finite} | planted
@@ -118,9 +120,8 @@ def _sums(pair: str, found: np.ndarray) -> dict[str, float]:
     return {f"{what}/{pair}": value for what, value in values.items()}
 
 
-def _by_steps(cell: Handover, session: Session, chunk: np.ndarray) -> dict[str, float | bool]:
-    """A second path: one text written token by token after the hand-over, as a server does, against one pass."""
-    whole = session.score(chunk, cell.n_ctx - 1).copy()
+def _by_steps(cell: Handover, session: Session, chunk: np.ndarray, whole: np.ndarray) -> dict[str, float | bool]:
+    """A second path: one text written token by token after the hand-over, as a server does, against its one pass."""
     take(session, read(session, chunk[: cell.n_ctx - 1]), cell.n_ctx - 1)
     rows = []
     for token in chunk[cell.n_ctx - 1 : -1].tolist():

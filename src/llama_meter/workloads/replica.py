@@ -1,18 +1,15 @@
 """One replica: a process that loads the model and answers its sequences on command of the worker that started it.
 
-It reports in lines of JSON (started, loaded, answered, proved) and continues at a line of stdin. It reports its own
-memory as well, which macOS shows to no other process. Token times are written to the board, a file that all replicas
+It reports (started, loaded, answered, proved) and then waits until it may go on. It reports its own memory as well,
+which macOS shows to no other process. Token times are written to the board, a file that all replicas
 and the worker map, so the progress of a killed replica is known.
 """
 
 import mmap
 import re
 import signal
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +18,8 @@ from llama_meter.cells import Replicas
 from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import machine, proof, sessions, watch, worker
+from llama_meter.measure import machine, peers, proof, sessions, watch
+from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.proof import Prompts
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Evidence
@@ -29,15 +27,15 @@ from llama_meter.rows import Evidence
 WARM_STEPS = 2
 WEIGHTS = re.compile(r"(\S+) model buffer size = +([\d.]+) MiB")
 MAPPED = "_Mapped"  # ends llama.cpp's names for weights that stay in the file's pages: CPU_Mapped, MTL0_Mapped
-clock = time.perf_counter_ns  # one clock for all processes of the machine
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a replica."""
+    """Task of a replica; `board`: the file descriptor of the board."""
 
     cell: Replicas
     path: str
     number: int
+    board: int
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +86,7 @@ def config(cell: Replicas) -> SessionConfig:
     return sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, **threads)
 
 
-def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
+def run(task: Task, say: Callable[[msgspec.Struct], None], stamps: np.ndarray) -> None:
     """Load, answer and prove, each on command; `stamps`: this replica's line of the board."""
     cell, log = task.cell, list[str]()
     library.capture_log(log)
@@ -151,19 +149,12 @@ def _steps(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray, 
         ends[i] = clock()
 
 
-def main() -> None:
-    """Take the task from stdin; arguments: the lifeline and the board."""
-    answers = worker.begin()
-    with worker.failing():
-        task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
-
-        def say(what: Any) -> None:
-            answers.write(msgspec.json.encode(what) + b"\n")
-            answers.flush()
-            sys.stdin.buffer.readline()
-
-        run(task, say, board(int(sys.argv[2]), task.cell)[task.number])
-
-
 if __name__ == "__main__":
-    main()
+    with peers.joined(Task) as (task, line):
+
+        def say(what: msgspec.Struct) -> None:
+            """Report, and wait until all have."""
+            peers.send(line, what)
+            peers.receive(line, Go)
+
+        run(task, say, board(task.board, task.cell)[task.number])

@@ -1,91 +1,45 @@
-"""A cell of kind "replicas": processes load the same file, begin together, and answer sequences of their own.
+"""A cell of kind "replicas": processes load the same file, begin together, and answer sequences of their own."""
 
-They belong to the worker's process group and hold a lifeline to it, so none outlives the worker, however that ends.
-"""
-
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from llama_meter import children
 from llama_meter.cells import Replicas
-from llama_meter.measure import watch
+from llama_meter.measure import peers, watch
+from llama_meter.measure.peers import Go, Peer, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.workloads import replica
-from llama_meter.workloads.replica import Answered, Loaded, Proved, Started, Task, Weighed, clock
+from llama_meter.workloads.replica import Answered, Loaded, Proved, Started, Task, Weighed
 
-END_S = 10.0  # from a replica's last word to its end
 LOOK_S = 5e-4  # between polls of the progress of the replica to be killed
 KILLED = "its process was killed"
-Said = TypeVar("Said")
+Said = TypeVar("Said", bound=msgspec.Struct)
 
 
 class Crew:
-    """The live replicas of a cell, by number. All must report before any is told to continue."""
+    """The live replicas of a cell, by name. All must report before any is told to go on."""
 
-    def __init__(self) -> None:
-        self.alive: dict[int, subprocess.Popen[bytes]] = {}
+    def __init__(self, alive: dict[str, Peer]):
+        self.alive = alive
 
-    def tell(self, what: Callable[[int], Any] = lambda number: None) -> None:
-        """Tell every replica to continue, with a line of JSON."""
-        for number, child in self.alive.items():
-            assert child.stdin
-            with suppress(BrokenPipeError):  # it ended, which `hear` reports
-                child.stdin.write(msgspec.json.encode(what(number)) + b"\n")
-                child.stdin.flush()
+    def go(self) -> None:
+        """Tell every replica to go on."""
+        for each in self.alive.values():
+            peers.send(each.line, Go())
 
     def hear(self, kind: type[Said]) -> list[Said]:
-        """The next message of each replica. RuntimeError if one ended without being killed."""
-        return [self._line(number, child, kind) for number, child in self.alive.items()]
-
-    def kill(self, number: int) -> None:
-        """Kill a replica, as the system does when memory runs out."""
-        child = self.alive.pop(number)
-        child.kill()
-        child.communicate()
-
-    def _line(self, number: int, child: subprocess.Popen[bytes], kind: type[Said]) -> Said:
-        assert child.stdout
-        line = child.stdout.readline()
-        if not line:
-            raise _ended(number, child)
-        return msgspec.json.decode(line, type=kind)
+        """The next message of each replica. StudyError if one ended without being killed."""
+        return [peers.receive(each.line, kind) for each in self.alive.values()]
 
 
-def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
-    """The error for a silent replica, which may be alive with its stdout closed."""
-    try:
-        return RuntimeError(f"replica {number} ended: {child.wait(END_S)}")
-    except subprocess.TimeoutExpired:
-        return RuntimeError(f"replica {number} says no more")
-
-
-@contextmanager
-def _started(cell: Replicas, path: Path, board: int) -> Iterator[Crew]:
-    """Start all replicas and send them their tasks; none is left behind."""
-    lifeline, ours = os.pipe()
-    command = children.python("-m", replica.__name__, str(lifeline), str(board))
-    crew, pipe = Crew(), subprocess.PIPE
-    try:
-        for number in range(cell.n_processes):
-            child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[lifeline, board])
-            crew.alive[number] = child
-        crew.tell(lambda number: Task(cell=cell, path=str(path), number=number))
-        yield crew
-    finally:
-        for number in list(crew.alive):
-            crew.kill(number)
-        os.close(lifeline)
-        os.close(ours)
+def _named(number: int) -> str:
+    return f"replica {number}"
 
 
 def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -102,25 +56,30 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         stamps = replica.board(file.fileno(), cell)
         stage("start")
         begin = clock()
-        with _started(cell, path, file.fileno()) as crew:
+        tasks = {
+            _named(number): Task(cell=cell, path=str(path), number=number, board=file.fileno())
+            for number in range(cell.n_processes)
+        }
+        with peers.started(replica.__name__, tasks, [file.fileno()]) as alive:
+            crew = Crew(alive)
             started = [(said.at_ns - begin) / 1e9 for said in crew.hear(Started)]
-            crew.tell()
+            crew.go()
             memory = _series("before ", crew.hear(Weighed))
             stage("load")
-            crew.tell()
+            crew.go()
             loaded = crew.hear(Loaded)
-            crew.tell()
+            crew.go()
             weighed = crew.hear(Weighed)
             memory |= _series("", weighed)
             memory["mapped"] = [float(said.mapped) for said in weighed if said.mapped is not None]
             stage("answer")
             begin = clock()
-            crew.tell()
+            crew.go()
             if cell.killed >= 0:
                 _kill_halfway(cell, crew, stamps)
             answered = crew.hear(Answered)
             stage("prove")
-            crew.tell()
+            crew.go()
             proved = crew.hear(Proved)
     watch.take_over([said.evidence for said in answered])
     requests = list(_requests(cell, stamps, begin))
@@ -143,9 +102,10 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
 
 def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
     """Kill a replica once it has half of its tokens, and before its last; the others may be anywhere."""
-    while not stamps[cell.killed, cell.n_seq + (cell.n_gen - 1) // 2] and crew.alive[cell.killed].poll() is None:
+    victim = crew.alive.pop(_named(cell.killed))
+    while not stamps[cell.killed, cell.n_seq + (cell.n_gen - 1) // 2] and victim.process.poll() is None:
         time.sleep(LOOK_S)
-    crew.kill(cell.killed)
+    victim.kill()
 
 
 def _series(when: str, weighed: list[Weighed]) -> dict[str, list[float]]:

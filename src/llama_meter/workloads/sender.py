@@ -1,13 +1,13 @@
 """The process that reads prompts and hands states over, and what both ends derive: contexts, tokens, arrivals."""
 
+import hashlib
 import os
-import select
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -17,15 +17,71 @@ from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import process, sessions
+from llama_meter.measure import peers, sessions
+from llama_meter.measure.peers import Go, Strict, clock
 from llama_meter.models import tensors
-from llama_meter.rows import Measured
-from llama_meter.workloads import wire
-from llama_meter.workloads.wire import Hello, Origin, Proof, Reply, Start, State, clock
 
 WARM_STEPS = 2
 SPLIT = "split"
 Asking = Service | Traffic  # cells in which requests arrive
+
+
+# ---------------------------------------------------------------- what is said
+
+
+class Origin(Strict, frozen=True, kw_only=True):
+    """Properties that two contexts must share for one to continue from the other's state."""
+
+    model: str  # SHA-256 of the file
+    engine: str  # SHA-256 of the libraries
+    type_k: str
+    type_v: str
+    flash_attn: str
+    n_seq_max: int
+    kv_unified: bool
+    swa_full: bool
+
+
+class Spent(Strict, frozen=True, kw_only=True):
+    """Nanoseconds spent on a state before it was announced."""
+
+    prefill: Annotated[int, msgspec.Meta(ge=0)]
+    save: Annotated[int, msgspec.Meta(ge=0)]
+    check: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class State(Strict, frozen=True, kw_only=True):
+    """Header of a sequence's state: its origin and contents."""
+
+    origin: Origin
+    request: int = 0
+    n_tokens: int  # evaluated, and in the state
+    token: int  # first of the answer: not in the state, and a recurrent state cannot go back to compute it
+    n_bytes: int
+    sha256: str  # of these bytes
+    spent: Spent  # on the sender's side
+
+
+class Reply(Strict, frozen=True, kw_only=True):
+    """The receiver's reply to an announced or sent state: accepted, or the reason for a refusal."""
+
+    refused: str = ""
+
+
+class Hello(Strict, frozen=True, kw_only=True):
+    """The sender is ready."""
+
+    pid: int
+
+
+class Proof(Strict, frozen=True, kw_only=True):
+    """Header of the logits that the sender computed from the state it shipped."""
+
+    n_steps: int
+    n_vocab: int
+
+
+# ---------------------------------------------------------------- what both sides derive
 
 
 def receiving(cell: Shipment | Asking) -> SessionConfig:
@@ -100,108 +156,63 @@ def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
     return np.array(rows)
 
 
-LOOK_S = 0.1  # between two checks that the sender is alive
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the sender: the cell, its model file, and the file descriptor of the connection to the receiver.
-
-    `lengths`: tokens of each request's prompt.
-    """
-
-    cell: Shipment | Asking
-    path: str
-    connection: int
-    lengths: list[int] = []
-
-
 # ---------------------------------------------------------------- in the receiver's process
 
 
-class Sender(threading.Thread):
-    """Thread that runs the sending process until it ends; `outcome` then holds the result."""
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Task of the sender: the cell, its model file, and the tokens of each request's prompt."""
 
-    def __init__(self, order: Order, end: socket.socket):
-        super().__init__(daemon=True)
-        self.order, self.end = order, end
-        self.outcome: process.Outcome | None = None
-
-    def run(self) -> None:
-        """Wait for the process."""
-        with self.end:
-            self.outcome = process.work(self.order, wire.OWN_S, workload=__name__, files=[self.end.fileno()])
-
-    def called(self, peer: socket.socket) -> int:
-        """Wait until the sender is ready; its pid. StudyError if it ended before that."""
-        while not select.select([peer], [], [], LOOK_S)[0]:
-            if not self.is_alive():
-                raise StudyError("the sender", "ended before it called", "start it again")
-        pid = wire.receive(peer, Hello).pid
-        self.end.close()  # the sender owns it now, and its end must close the connection
-        return pid
+    cell: Shipment | Asking
+    path: str
+    lengths: list[int] = []
 
 
 @contextmanager
-def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[tuple[Sender, socket.socket]]:
-    """Start a cell's sender and yield it with the connection to it; wait for its end on exit.
-
-    `lengths`: tokens of each request's prompt. An error tells the reason of the sender's end, if it is known.
-    """
-    peer, end = wire.pair(wire.OWN_S)
-    sender = Sender(Order(cell=cell, path=str(path), connection=end.fileno(), lengths=list(lengths)), end)
-    sender.start()
-    try:
-        with peer:
-            yield sender, peer
-    except StudyError as error:
-        sender.join(LOOK_S * 10)
-        if not (sender.outcome and (failure := sender.outcome.failure)):
-            raise
-        why = f"{error.why}; the sender ended in {failure.stage}: {failure.why}"
-        raise StudyError(error.what, why, error.mend) from error
-    sender.join()
+def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[socket.socket]:
+    """Start a cell's sender and yield the connection to it. `lengths`: tokens of each request's prompt."""
+    order = Order(cell=cell, path=str(path), lengths=list(lengths))
+    with peers.started(__name__, {"the sender": order}) as found:
+        yield found["the sender"].line
 
 
 # ---------------------------------------------------------------- in the sender's process
 
 
-def serve(order: Order) -> Measured:
+def serve(order: Order, line: socket.socket) -> None:
     """Ship all states of the cell; the receiver records the times."""
     cell, path = order.cell, Path(order.path)
     with Session(path, sending(cell)) as session:
         own = origin(path, receiving(cell))
         prompts = tokens(cell, session.n_vocab)
         warm(session, prompts[0])
-        with wire.ready(socket.socket(fileno=order.connection), wire.OWN_S) as peer:
-            wire.send(peer, Hello(pid=os.getpid()))
-            if isinstance(cell, Shipment):
-                for prompt in prompts:
-                    wire.receive(peer, Start)
-                    _ship_and_prove(peer, session, cell, own, prompt)
-            else:
-                due = zip(arrivals(cell), prompts, order.lengths, strict=True)
-                _ship_all(peer, session, own, [(arrives, prompt[:n]) for arrives, prompt, n in due])
-            wire.receive(peer, Reply)  # the receiver reads this process's CPU time while it lives
-    return Measured()
+        peers.send(line, Hello(pid=os.getpid()))
+        if isinstance(cell, Shipment):
+            for prompt in prompts:
+                peers.receive(line, Go)
+                _ship_and_prove(line, session, cell, own, prompt)
+        else:
+            due = zip(arrivals(cell), prompts, order.lengths, strict=True)
+            _ship_all(line, session, own, [(arrives, prompt[:n]) for arrives, prompt, n in due])
+        peers.receive(line, Go)  # the receiver reads this process's CPU time while it lives
 
 
-def _ship_and_prove(peer: socket.socket, session: Session, cell: Shipment, own: Origin, prompt: np.ndarray) -> None:
+def _ship_and_prove(line: socket.socket, session: Session, cell: Shipment, own: Origin, prompt: np.ndarray) -> None:
     """Ship a state, then continue decoding from it here and send the logits as proof."""
-    token = _ship(peer, session, own, prompt, 0, cell.link_bps)
+    token = _ship(line, session, own, prompt, 0, cell.link_bps)
     rows = greedy(session, token, cell.n_gen)
-    wire.send(peer, Proof(n_steps=len(rows), n_vocab=session.n_vocab))
-    wire.push(peer, rows)
+    peers.send(line, Proof(n_steps=len(rows), n_vocab=session.n_vocab))
+    peers.push(line, rows)
 
 
-def _ship_all(peer: socket.socket, session: Session, own: Origin, due: list[tuple[int, np.ndarray]]) -> None:
+def _ship_all(line: socket.socket, session: Session, own: Origin, due: list[tuple[int, np.ndarray]]) -> None:
     """Prefill prompts one by one as they arrive, and ship each state immediately."""
-    began = wire.receive(peer, Start).at_ns
+    began = peers.receive(line, Go).at_ns
     for number, (arrives, prompt) in enumerate(due):
         wait_until(began + arrives)
-        _ship(peer, session, own, prompt, number, 0)
+        _ship(line, session, own, prompt, number, 0)
 
 
-def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray, number: int, bps: int) -> int:
+def _ship(line: socket.socket, session: Session, own: Origin, prompt: np.ndarray, number: int, bps: int) -> int:
     """Prefill a prompt and ship its state; the answer's first token. StudyError if the receiver refuses."""
     session.clear()
     began = clock()
@@ -209,14 +220,41 @@ def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     read = clock()
     state = session.read_state(0)
     saved = clock()
-    sha256 = wire.digest(state)
+    sha256 = digest(state)
     hashed = clock()
-    spent = wire.Spent(prefill=read - began, save=saved - read, check=hashed - saved)
+    spent = Spent(prefill=read - began, save=saved - read, check=hashed - saved)
     told = State(
         origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent
     )
-    wire.offer(peer, told, state, bps)
+    offer(line, told, state, bps)
     return token
 
 
-RUNS = {Order: serve}
+def offer(line: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> None:
+    """Announce a state, send it once the peer accepts, and wait for its confirmation.
+
+    Raises
+    ------
+    StudyError
+        The peer refuses the state, before or after the transfer, or is gone.
+
+    """
+    peers.send(line, told)
+    _accepted(line)
+    peers.push(line, data, bps)
+    _accepted(line)
+
+
+def _accepted(line: socket.socket) -> None:
+    if why := peers.receive(line, Reply).refused:
+        raise StudyError("the receiver", f"refused: {ascii(why)[1:-1]}", "send what it can take")
+
+
+def digest(data: np.ndarray) -> str:
+    """SHA-256 of an array's bytes, 64 hex digits."""
+    return hashlib.sha256(data.data).hexdigest()
+
+
+if __name__ == "__main__":
+    with peers.joined(Order) as given:
+        serve(*given)

@@ -7,10 +7,11 @@ as the batch has room for. Answers are compared with those of each prompt alone.
 from collections.abc import Callable
 from pathlib import Path
 
+from llama_meter import http
 from llama_meter.cells import Traffic
 from llama_meter.measure import watch
 from llama_meter.rows import Measured
-from llama_meter.serve import client, load as http, questions, server
+from llama_meter.serve import client, load, questions, server
 from llama_meter.serve.client import Prompt, Target, clock
 from llama_meter.serve.server import Kind, Server
 from llama_meter.simulate import traffic
@@ -30,7 +31,7 @@ def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
     with server.started(serving.setup(cell, KIND, path)) as running:
         load_ns = clock() - begin
         target = Target(running.url, usual=questions.OURS[KIND])
-        done = client.run(_done(asked, prompts, running, target, stage))
+        done = http.run(_done(asked, prompts, running, target, stage))
         rss = serving.resident(running, done)
     return serving.measured(done, load_ns, rss)
 
@@ -38,12 +39,12 @@ def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
 async def _done(
     asked: Load, prompts: list[Prompt], running: Server, target: Target, stage: Callable[[str], None]
 ) -> Done:
-    async with client.client(target) as web:
+    async with target.connected() as web:
         stage("alone")
         alone = [await client.ask(web, target, prompt, top=2) for prompt in prompts]
         floor = await serving.floors(web, target, KIND)
         stage("serve")
         with watch.timed(running.process.pid):
-            loaded = await http.opened(web, target, prompts, asked.arrives)
+            loaded = await load.opened(web, target, prompts, asked.arrives)
         ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
     return Done(alone, loaded, floor, ended, [])

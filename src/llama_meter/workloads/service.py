@@ -18,14 +18,14 @@ import numpy as np
 from llama_meter.cells import Service, Shipment
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
-from llama_meter.measure import proof, watch
+from llama_meter.measure import peers, proof, watch
+from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
-from llama_meter.workloads import sender, shipment, wire
-from llama_meter.workloads.sender import Asking
+from llama_meter.workloads import sender, shipment
+from llama_meter.workloads.sender import Asking, Hello, Reply, State
 from llama_meter.workloads.shipment import Receiver, receiving
-from llama_meter.workloads.wire import Reply, Start, State, clock
 
 HEAD_START_NS = 50_000_000  # from now to the agreed start, so that both processes are ready
 
@@ -127,13 +127,13 @@ def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
 def _source(cell: Asking, asked: Asked, path: Path, receiver: Receiver) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
     """Source of requests: a function to admit one, the start time (ns), and the pids of other processes at work."""
     if sender.is_split(cell):
-        with sender.started(cell, path, asked.prompt) as (sending, peer):
-            pid = sending.called(peer)
+        with sender.started(cell, path, asked.prompt) as line:
+            pid = peers.receive(line, Hello).pid
             began = clock() + HEAD_START_NS
-            wire.send(peer, Start(at_ns=began))
-            inbox = _Inbox(receiver, peer)
+            peers.send(line, Go(at_ns=began))
+            inbox = _Inbox(receiver, line)
             yield inbox.admit, began, (pid,)
-            wire.send(peer, Reply())
+            peers.send(line, Go())
     else:
         began = clock() + HEAD_START_NS
         yield _prompts(cell, asked, receiver, began), began, ()
@@ -159,9 +159,9 @@ def _prompts(cell: Asking, asked: Asked, receiver: Receiver, began: int) -> Admi
 class _Inbox(threading.Thread):
     """Thread that receives shipments during decoding; `admit` loads the next one into a sequence."""
 
-    def __init__(self, receiver: Receiver, peer: socket.socket):
+    def __init__(self, receiver: Receiver, line: socket.socket):
         super().__init__(daemon=True)
-        self.receiver, self.peer = receiver, peer
+        self.receiver, self.line = receiver, line
         self.came: queue.Queue[tuple[State, np.ndarray, int] | StudyError] = queue.Queue()
         self.start()
 
@@ -169,9 +169,9 @@ class _Inbox(threading.Thread):
         """Receive and acknowledge shipments one by one; an error is passed on and ends the thread."""
         try:
             for _ in range(self.receiver.n_requests):
-                told, data, taken = self.receiver.arrived(self.peer)
+                told, data, taken = self.receiver.arrived(self.line)
                 self.came.put((told, data, told.spent.save + told.spent.check + sum(taken.values())))
-                wire.send(self.peer, Reply())
+                peers.send(self.line, Reply())
         except StudyError as error:
             self.came.put(error)
 

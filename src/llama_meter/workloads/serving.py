@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import httpx2
 import psutil
 
+from llama_meter import http
 from llama_meter.cells import Serving, Traffic
 from llama_meter.engine import builds, server_build
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer
 from llama_meter.measure import machine, watch
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, objectives, questions, server
 from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.difference import SAME, difference
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.objectives import DISTINCT
 from llama_meter.serve.server import Server, Setup
@@ -59,7 +60,7 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     with server.started(setup(cell, cell.server, path)) as running:
         load_ns = clock() - begin
         target = Target(running.url, usual=questions.OURS[cell.server])
-        done = client.run(_loaded(cell, running, target, asked, stage))
+        done = http.run(_loaded(cell, running, target, asked, stage))
         rss = resident(running, done)
     return measured(done, load_ns, rss)
 
@@ -85,7 +86,7 @@ def built(setup: Setup, patched: bool = False) -> Setup:
     """The setup with our own build of llama-server, as released or patched; StudyError if it is not built."""
     if not (binary := server_build.built(patched)):
         name, option = ("a patched llama-server", " --patched") if patched else ("our own llama-server", "")
-        raise StudyError(name, "is not here", f"plamo-study server build{option}")
+        raise StudyError(name, "is not here", offer(f"server build{option}"))
     return replace(setup, binary=binary)
 
 
@@ -94,7 +95,7 @@ def resident(running: Server, done: Done) -> int:
     return psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
 
 
-async def floors(web: httpx2.AsyncClient, target: Target, kind: server.Kind) -> list[float]:
+async def floors(web: http.Client, target: Target, kind: server.Kind) -> list[float]:
     """Seconds of empty requests: the cost of HTTP alone."""
     return [await _empty(web, target.url + server.READY[kind]) for _ in range(FLOOR)]
 
@@ -102,7 +103,7 @@ async def floors(web: httpx2.AsyncClient, target: Target, kind: server.Kind) -> 
 async def _loaded(
     cell: Serving, running: Server, target: Target, asked: list[Prompt], stage: Callable[[str], None]
 ) -> Done:
-    async with client.client(target) as web:
+    async with target.connected() as web:
         stage("warm")
         await client.ask(web, target, asked[0])
         floor = await floors(web, target, cell.server)
@@ -134,7 +135,7 @@ async def _loaded(
     return Done(alone, loaded, floor, ended, steps, switches, seed)
 
 
-async def _empty(web: httpx2.AsyncClient, url: str) -> float:
+async def _empty(web: http.Client, url: str) -> float:
     begin = clock()
     await web.get(url)
     return (clock() - begin) / 1e9
@@ -149,7 +150,7 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
     answers, began = done.loaded.answers, done.loaded.began_ns
     if refused := [answer.failure for answer in [*done.alone, *answers] if answer.refused]:
         raise StudyError("the server", f"refused {len(refused)} requests: {refused[0]}", "look at its options")
-    found = [client.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
+    found = [difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
     wrong = [each for each in found if each and not each.is_near_tie]
     lag = sorted(done.loaded.lag_ns) or [0]
     checks: dict[str, float | bool] = {
@@ -165,8 +166,8 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "n_gen": [float(answer.n_gen) for answer in answers],
         "prompt_ms": [answer.timings.get("prompt_ms", 0.0) for answer in answers],
         "answer_ms": [answer.timings.get("predicted_ms", 0.0) for answer in answers],
-        "differs": [float(each.token) if each else client.SAME for each in found],
-        "gap": [each.gap if each and each.gap == each.gap else client.SAME for each in found],
+        "differs": [float(each.token) if each else SAME for each in found],
+        "gap": [each.gap if each and each.gap == each.gap else SAME for each in found],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
         "floor": done.floor_s,
         "switches": [float(done.switches)],

@@ -18,13 +18,13 @@ from llama_meter.cells import PHASES, Shipment
 from llama_meter.engine import filling, library
 from llama_meter.engine.session import EngineError, Session
 from llama_meter.errors import StudyError
-from llama_meter.measure import watch
+from llama_meter.measure import peers, watch
+from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
-from llama_meter.workloads import sender, wire
-from llama_meter.workloads.sender import Asking
-from llama_meter.workloads.wire import Origin, Proof, Reply, Start, State, clock
+from llama_meter.workloads import sender
+from llama_meter.workloads.sender import Asking, Hello, Origin, Proof, Reply, State
 
 A_CELL = 16  # bytes at most of a token's position and sequence
 FRAME = 1 << 17  # bytes at most of the descriptions of caches and layers, and of rounding in the engine's log
@@ -71,9 +71,9 @@ class Receiver:
             why = f"is of request {told.request}, token {told.token}"
             raise StudyError("the state", why, "send what was asked for")
         if not 0 < told.n_bytes <= self.most_bytes:
-            raise StudyError("the state", f"announces {told.n_bytes:,} bytes, {self.most_bytes:,} at most", wire.AGAIN)
+            raise StudyError("the state", f"announces {told.n_bytes:,} bytes, {self.most_bytes:,} at most", peers.AGAIN)
 
-    def arrived(self, peer: socket.socket) -> tuple[State, np.ndarray, dict[str, int]]:
+    def arrived(self, line: socket.socket) -> tuple[State, np.ndarray, dict[str, int]]:
         """Receive the next state that this context may load, complete and verified; the context is not changed yet.
 
         Its header, its bytes, and nanoseconds of "send" and "check" on this side.
@@ -84,15 +84,15 @@ class Receiver:
             The state is refused. The sender gets the reason.
 
         """
-        with _telling(peer):
-            told = wire.receive(peer, State)
+        with _telling(line):
+            told = peers.receive(line, State)
             self.check(told)
             start = clock()
-            wire.send(peer, Reply())
-            data = wire.take(peer, told.n_bytes)
+            peers.send(line, Reply())
+            data = peers.take(line, told.n_bytes)
             came = clock()
-            if wire.digest(data) != told.sha256:
-                raise StudyError("the state", "is not what was sent: its SHA-256 differs", wire.AGAIN)
+            if sender.digest(data) != told.sha256:
+                raise StudyError("the state", "is not what was sent: its SHA-256 differs", peers.AGAIN)
             return told, data, {"send": came - start, "check": clock() - came}
 
     def load(self, seq: int, told: State, data: np.ndarray) -> None:
@@ -111,9 +111,9 @@ class Receiver:
             why = str(error)
         if why:
             self.session.remove_tail(seq, 0)
-            raise StudyError("the state", f"of {told.n_tokens} tokens cannot be taken: {why}", wire.AGAIN)
+            raise StudyError("the state", f"of {told.n_tokens} tokens cannot be taken: {why}", peers.AGAIN)
 
-    def received(self, peer: socket.socket) -> tuple[State, dict[str, int]]:
+    def received(self, line: socket.socket) -> tuple[State, dict[str, int]]:
         """Load the next state into sequence 0: its header, and nanoseconds of "send", "check" and "load" on this side.
 
         Raises
@@ -122,21 +122,21 @@ class Receiver:
             The state is refused or cannot be loaded. The sender gets the reason, and the sequence is empty.
 
         """
-        told, data, taken = self.arrived(peer)
+        told, data, taken = self.arrived(line)
         start = clock()
-        with _telling(peer):
+        with _telling(line):
             self.load(0, told, data)
         return told, taken | {"load": clock() - start}
 
 
 @contextmanager
-def _telling(peer: socket.socket) -> Iterator[None]:
+def _telling(line: socket.socket) -> Iterator[None]:
     """Context in which the sender gets the reason for a refusal, too, if it still listens."""
     try:
         yield
     except StudyError as error:
         with suppress(StudyError):
-            wire.send(peer, Reply(refused=f"{error.what} {error.why}"))
+            peers.send(line, Reply(refused=f"{error.what} {error.why}"))
         raise
 
 
@@ -161,12 +161,12 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
     prefill and save: on the sender's side. check: on both (SHA-256). send: from the receiver's request until the last
     byte has arrived. load and step, the first decode step: here. `n_bytes`: of the state.
     """
-    with sender.started(cell, path) as (sending, peer), receiving(cell, path) as receiver:
+    with sender.started(cell, path) as line, receiving(cell, path) as receiver:
         stage("sender")
-        pid = sending.called(peer)
+        pid = peers.receive(line, Hello).pid
         stage("ship")
-        found = [_shipped(receiver, peer, pid, cell) for _ in range(cell.repetitions)]
-        wire.send(peer, Reply())
+        found = [_shipped(receiver, line, pid, cell) for _ in range(cell.repetitions)]
+        peers.send(line, Go())
     samples, sizes, mine, theirs = zip(*found, strict=True)
     checks: dict[str, float | bool] = {
         "second_path_error": (error := max(map(relative_error, np.concatenate(mine), np.concatenate(theirs)))),
@@ -184,23 +184,23 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def _shipped(
-    receiver: Receiver, peer: socket.socket, pid: int, cell: Shipment
+    receiver: Receiver, line: socket.socket, pid: int, cell: Shipment
 ) -> tuple[list[int], int, np.ndarray, np.ndarray]:
     """One shipment: times of PHASES (ns), bytes, and logits (n_gen, n_vocab) of the same steps here and there."""
     session = receiver.session
     session.clear()
     with watch.timed(pid):
-        wire.send(peer, Start())
-        told, taken = receiver.received(peer)
+        peers.send(line, Go())
+        told, taken = receiver.received(line)
         start = clock()
         first = sender.greedy(session, told.token, 1)
         step = clock() - start
     rest = sender.greedy(session, int(first[-1].argmax()), cell.n_gen - 1)
-    wire.send(peer, Reply())
-    proof = wire.receive(peer, Proof)
+    peers.send(line, Reply())
+    proof = peers.receive(line, Proof)
     if (proof.n_steps, proof.n_vocab) != (cell.n_gen, session.n_vocab):
         raise StudyError("the sender", f"proves {proof.n_steps} steps of {proof.n_vocab} logits", "update both sides")
-    theirs = wire.take(peer, 4 * proof.n_steps * proof.n_vocab).view(np.float32)
+    theirs = peers.take(line, 4 * proof.n_steps * proof.n_vocab).view(np.float32)
     mine = np.concatenate([first, rest]) if cell.n_gen > 1 else first
     spent = msgspec.structs.asdict(told.spent) | taken | {"check": told.spent.check + taken["check"]}
     return [(spent | {"step": step})[name] for name in PHASES], told.n_bytes, mine, theirs.reshape(mine.shape)

@@ -17,7 +17,7 @@ from typing import Any
 from llama_meter.cells import Trace
 from llama_meter.disk import growing
 from llama_meter.engine.spans import Node, Operand, Phase, Span, Timeline
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, offer_check
 from llama_meter.measure import bench, checking, files, machine, plan
 from llama_meter.measure.process import Outcome, work
 from llama_meter.measure.worker import Job
@@ -107,10 +107,12 @@ def _checked(path: Path, n_tokens: int) -> Path:
     header = read(path)
     found = blocking(checking.check(path, gate=False))
     if found and not os.environ.get(files.ACCEPT):
-        raise StudyError(str(path), f"must not be measured: {found[0].evidence}", f"{found[0].mend}; or --accept WORDS")
+        raise StudyError(
+            str(path), f"must not be measured: {found[0].evidence}", f"{found[0].mend}; or {files.ACCEPT}=WORDS"
+        )
     spec, _ = read_spec(header)
     if spec is None:
-        raise StudyError(str(path), "does not state its shape", f"plamo-study models check {path}")
+        raise StudyError(str(path), "does not state its shape", offer_check(path))
     if n_tokens > spec.context_length:
         why = f"{n_tokens} tokens do not fit the model's context of {spec.context_length}"
         raise StudyError(str(path), why, "choose a shorter prompt or fewer steps")

@@ -10,7 +10,6 @@ from llama_meter.disk import plain
 from llama_meter.engine import builds as engines
 from llama_meter.measure import defects, plan
 from llama_meter.models import embedded, registry
-from llama_meter.serve import concurrency
 from llama_meter.workloads import architectures
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Grid, Terminal, echo
@@ -52,6 +51,8 @@ def server(
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
     """Send prompts to a llama-server alone, then several at once: do the answers stay the same, and does it survive?"""
+    from llama_meter.serve import concurrency  # loads what asks over HTTP
+
     folder = engines.resolve(build) if build else None
     runs = []
     for n in at_once or [4]:

@@ -1,7 +1,6 @@
 """The commands on servers: build llama-server, start one, probe any server."""
 
 import json as jsonlib
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ import typer
 
 from llama_meter.disk import check_out, growing
 from llama_meter.engine import server_build
-from llama_meter.errors import StudyError
 from llama_meter.measure import machine
 from llama_meter.serve import server as servers
 from plamo_study.cli import report
@@ -20,7 +18,6 @@ from plamo_study.cli.options import Replace, finite
 from plamo_study.cli.terminal import Terminal
 
 app = typer.Typer(no_args_is_help=True)
-KEY = "PROBE_API_KEY"  # environment: sent to the probed server, and never shown
 DAY_S = 86_400.0
 
 
@@ -92,22 +89,13 @@ def probe(
     """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
     from llama_meter.serve import page, probe as probing, traffic
     from llama_meter.serve.client import Target
+    from llama_meter.serve.meeting import Ask
 
-    address = probing.check_url(url)
     if html:
         check_out(html, force)
-    key = os.environ.get(KEY, "")
-    if not (key.isascii() and key.isprintable()):
-        raise StudyError(KEY, "holds what no header can carry", f"export {KEY}=... in letters, digits and signs")
-    target = Target(address, model, key=key)
-    ask = probing.Ask(target, prompt_tokens, output_tokens, concurrency, rate, seconds)
-    budget = ask.budget()
-    cost = f"at most {budget.requests} requests, {budget.tokens:,} tokens, {budget.bytes_read / 2**20:,.0f} MiB read, "
-    cost += f"about {budget.seconds:.0f} s"
-    report.console.print(f"{address}: {cost}")
-    if not (yes or probing.is_loopback(address)):
-        raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
-    own = traffic.watched(target, watch) if watch else None
+    ask = Ask(Target(url, model), prompt_tokens, output_tokens, concurrency, rate, seconds)
+    ask = probing.prepared(ask, yes, report.console.print)
+    own = traffic.watched(ask.target, watch) if watch else None
     found = msgspec.structs.replace(probing.probe(ask, report.console.print), traffic=own)
     if html:
         with growing(html) as partial:

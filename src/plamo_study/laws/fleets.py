@@ -113,7 +113,7 @@ class Days:
         names = ("ttft", "tpot", "gaps", "weights")
         ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
         waits = metrics.percentiles(ttft, (gaps[0], gaps[1]))
-        well = float(metrics.in_time(ttft, tpot, found[0].load.within).mean())
+        well = float(found[0].load.within.met(ttft, tpot).mean())
         return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
 
     def _shares(self, asked: Load) -> Sequence[Sequence[int]]:

@@ -136,7 +136,7 @@ def _unbuilt(plans: Sequence[Plan]) -> dict[str, str]:
 
 def trouble(row: Row) -> str:
     """What is wrong with a row; of a gate, also what follows from it and what to do."""
-    said = f"{row.status} in {row.failure.stage}: {row.failure.why}" if row.failure else f"wrong result: {_wrong(row)}"
+    said = f"{row.status} in {row.failure}" if row.failure else f"wrong result: {_wrong(row)}"
     if not isinstance(row.cell, Gate):
         return f"{named(row.cell)}: {said}"
     return (

@@ -55,7 +55,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
     table["verdict"] = verdicts.of(rows)
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
-    table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
+    table["failure"] = [str(row.failure or "") for row in rows]
     for name in CONDITIONS:
         table[name] = [plainly(getattr(row.conditions, name)) for row in rows]
     table["disturbed"] = [row.key in causes for row in rows]

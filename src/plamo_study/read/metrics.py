@@ -212,7 +212,7 @@ def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
 def _open_loop(row: Mapping[str, Any]) -> Iterator[Measured]:
     """The rates (1/s) of a load that came at random times, the share of each that met the objectives, and goodput."""
     requests, objectives, series = row["requests"], OBJECTIVES[row["scale"]], row["series"]
-    kept = sum(objectives.met(each.arrived_ns, each.token_ns, each.failure) for each in requests)
+    kept = sum(objectives.met_by(each.arrived_ns, each.token_ns, each.failure) for each in requests)
     rates = np.array(series.get("rates", [row["per_second"]]))
     shares = np.array(series.get("met", [kept / len(requests)]))
     yield "rate", "1/s", float(np.median(rates)), rates
@@ -285,7 +285,7 @@ def figures(
     ttft: np.ndarray, tpot: np.ndarray, waits: tuple[np.ndarray, np.ndarray], rate: float, load: Load
 ) -> dict[str, float]:
     """METRICS of one load: `ttft`, `tpot` (s) by request; `waits`: gaps (s) and how many waited; `rate` (tokens/s)."""
-    well = float(in_time(ttft, tpot, load.within).mean())
+    well = float(load.within.met(ttft, tpot).mean())
     return percentiles(ttft, waits) | {"throughput": rate, "well": well}
 
 
@@ -300,8 +300,3 @@ def percentiles(ttft: np.ndarray, waits: tuple[np.ndarray, np.ndarray]) -> dict[
         ):
             found[f"{what}_{name}"] = float(value) if many >= stats.NEEDED[q] else stats.NAN
     return found
-
-
-def in_time(ttft: np.ndarray, tpot: np.ndarray, within: tuple[float, float]) -> np.ndarray:
-    """Whether each request was served within the load's limits, (n,) bool."""
-    return (ttft <= within[0]) & (tpot <= within[1])  # type: ignore[no-any-return] # an array

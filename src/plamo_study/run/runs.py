@@ -113,7 +113,11 @@ class ThisPython(AsyncKernelManager):
 
 class SavesSeldom(NBClientEngine):
     """Papermill's engine with fewer saves: saving before and after every cell takes as long as many a notebook.
-    The notebook is saved at the end; if this process is killed, the last save remains."""
+    The notebook is saved at the end; if this process is killed, the last save remains.
+
+    Papermill's own options do not serve: `autosave_cell_every` adds saves within a cell to those around it, and without
+    `request_save_on_cell_execute` a dead kernel leaves no notebook that says how far it came.
+    """
 
     @classmethod
     def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **how: Any) -> None:

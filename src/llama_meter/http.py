@@ -1,0 +1,273 @@
+"""HTTP, in one place: how servers and hubs are reached, how long they are waited for, and how much of them is read.
+
+Servers are asked directly: no proxy or other setting of the environment, no redirect, nothing compressed, as each would
+change what is timed or take a key elsewhere. A hub is asked by its own client, which knows proxies, goes on where a
+transfer broke off, and leaves the token behind where it is sent on; `bounded` limits what that client reads.
+"""
+
+import asyncio
+import ipaddress
+import math
+import select
+import selectors
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+
+from llama_meter.errors import StudyError
+
+AGENT = "llama-meter"
+QUIET_S = 60.0  # without a byte: hung
+LOOK_S = 5.0  # for all of what a server has at hand
+MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
+MOST_TOLD = 4 << 20  # bytes of a list or of a refusal; the list of 10,000 files is shorter
+MOST_HEAD = 256 << 10  # bytes of what comes before a body: as many as 10,000 informational answers
+LEAST, LEAST_S = 64 << 10, 60.0  # bytes of a hub that must arrive in this many seconds, or the transfer is aborted
+SAID = 160  # characters of an error's text that are kept
+UNREACHED = "ConnectError"  # how the failure of a request begins that found no server
+LOOPBACK = ("localhost",)
+ADDRESS = "name one such as http://127.0.0.1:8080"
+OTHER_HUB = "check HF_ENDPOINT and the network (a proxy, a login page?)"
+LATER = "try again later, or from another network; it resumes"
+Client = httpx2.AsyncClient
+Reply = httpx2.Response
+TransportError = httpx2.TransportError
+TimeoutException = httpx2.TimeoutException
+InvalidURL = httpx2.InvalidURL
+Found = TypeVar("Found")
+
+
+# ------------------------------------------------------------------ addresses
+
+
+def check_url(url: str) -> str:
+    """The server's address without a path; StudyError for anything that is not one."""
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except (ValueError, InvalidURL):
+        right = False
+    if not right:
+        raise StudyError(f"URL {url!r}", "is no http or https address", ADDRESS)
+    if parts.username or parts.password:
+        raise StudyError("URL", "carries a password, which would appear in the report", "give the key by environment")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL can only lead to this machine, however names resolve."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ------------------------------------------------------------------ a server
+
+
+def client(url: str, key: str = "") -> Client:
+    """Connections to a server, as many as are asked for; `key`: sent as a bearer token."""
+    headers = {"Accept-Encoding": "identity", "User-Agent": AGENT}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    tls = not url.lower().startswith("http:")  # loading certificates takes longer than most requests
+    return Client(
+        headers=headers, limits=limits, timeout=quiet(QUIET_S), trust_env=False, follow_redirects=False, verify=tls
+    )
+
+
+def quiet(seconds: float) -> httpx2.Timeout:
+    """The limit of a request: seconds without a byte. Waiting for a connection of one's own has none."""
+    return httpx2.Timeout(seconds, pool=None)
+
+
+def answers(url: str) -> bool:
+    """Whether a GET request is answered with 200 by now."""
+
+    async def asked() -> bool:
+        async with client(url) as web:
+            try:
+                return (await web.get(url, timeout=quiet(LOOK_S))).status_code == 200
+            except TransportError:
+                return False
+
+    return run(asked())
+
+
+async def look(web: Client, url: str, mend: str, within_s: float = 0.0) -> tuple[int, bytes]:
+    """Status and body of a GET request. StudyError for no answer, or a body that is too long, too slow or compressed.
+
+    `mend`: what helps where something answers, but not so. `within_s`: for all of it, by default LOOK_S.
+    """
+    within_s = within_s or LOOK_S
+    try:
+        async with asyncio.timeout(within_s), web.stream("GET", url) as reply:
+            return reply.status_code, await whole(reply, MOST_TOLD)
+    except TransportError as error:
+        raise StudyError(url, f"does not answer ({type(error).__name__})", "start the server first") from None
+    except TimeoutError:
+        raise StudyError(url, f"gives no end within {within_s:g} s", mend) from None
+    except ValueError as error:
+        raise StudyError(url, f"gives {error}", mend) from None
+
+
+async def parts(
+    reply: Reply, most: int = MOST_BYTES, count: Callable[[int], None] | None = None
+) -> AsyncIterator[bytes]:
+    """A body as it arrives. ValueError beyond `most` bytes, or where it is compressed; `count` gets each part's size.
+
+    `count` may raise an error of its own, which ends the body.
+    """
+    size = 0
+    if coding := compressed(reply):
+        raise ValueError(f"a body compressed with {coding[:20]}, which was not asked for")
+    async for part in reply.aiter_raw():
+        size += len(part)
+        if size > most:
+            raise ValueError(f"a body of more than {most:,} bytes")
+        if count:
+            count(len(part))
+        yield part
+
+
+async def whole(reply: Reply, most: int = MOST_BYTES, count: Callable[[int], None] | None = None) -> bytes:
+    """All of a body, as `parts` gives it."""
+    return b"".join([part async for part in parts(reply, most, count)])
+
+
+def compressed(reply: Reply) -> str:
+    """How a body is compressed; "" for one that is not."""
+    coding = str(reply.headers.get("Content-Encoding", "identity")).lower()
+    return coding if coding != "identity" else ""
+
+
+def media_type(reply: Reply) -> str:
+    """The media type of a body."""
+    return str(reply.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
+
+
+def said(error: Exception) -> str:
+    """An error's name and text, as a failure keeps them."""
+    return f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+
+
+# ------------------------------------------------------------------ time
+
+
+class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a class of the platform's
+    """Sleeps exactly, and watches any number of connections.
+
+    epoll rounds a sleep up to a millisecond, half a token's time. select does not, but takes no descriptor above 1023,
+    so it waits on epoll's own descriptor alone. kqueue is exact by itself.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Connections that are ready within `timeout` seconds; None waits without limit."""
+        if timeout and timeout > 0 and hasattr(select, "epoll"):
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return list(super().select(timeout))
+
+
+def run(work: Coroutine[Any, Any, Found]) -> Found:
+    """Run a coroutine to its end in an event loop with exact sleeps."""
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
+        return runner.run(work)
+
+
+# ------------------------------------------------------------------ a hub, by its own client
+
+
+@contextmanager
+def bounded(hub: httpx2.Client) -> Iterator[None]:
+    """Within the block, every answer to a hub's client is bounded in time and, except for files, in bytes."""
+    before = hub.event_hooks
+    hub.event_hooks = {
+        "request": [*before.get("request", []), _bound_head],
+        "response": [*before.get("response", []), _bound],
+    }
+    try:
+        yield
+    finally:
+        hub.event_hooks = before
+
+
+def _bound_head(request: httpx2.Request) -> None:
+    request.extensions["trace"] = HEAD.follow
+
+
+class _Head:
+    """What comes before a body, of which the client reads any number of informational answers, however slowly.
+
+    The client tells of every connection and of every answer that it waits for; reads are counted in between.
+    """
+
+    def __init__(self) -> None:
+        self.host, self.size, self.ends_s = "", 0, math.inf
+
+    def follow(self, event: str, info: dict[str, Any]) -> None:
+        """Take notice of a step of the client, called "PART.STEP.started", ".complete" or ".failed"."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            stream = info["return_value"]
+            stream.read = partial(self._read, stream.read)
+        elif event.endswith(".receive_response_headers.started"):
+            self.host, self.size = info["request"].url.host.decode(), 0
+            self.ends_s = time.monotonic() + LEAST_S
+        elif ".receive_response_headers." in event:
+            self.ends_s = math.inf
+
+    def _read(self, read: Callable[..., bytes], max_bytes: int, timeout: float | None = None) -> bytes:
+        data = read(max_bytes, timeout=timeout)
+        if math.isfinite(self.ends_s):
+            self.size += len(data)
+            if self.size > MOST_HEAD:
+                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer among them", OTHER_HUB)
+            if time.monotonic() > self.ends_s:
+                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer in {LEAST_S:.0f} s", LATER)
+        return data
+
+
+HEAD = _Head()  # one transfer is under way at a time
+
+
+def _bound(reply: Reply) -> None:
+    if compressed(reply):
+        raise StudyError(reply.url.host, "compresses a body that was requested uncompressed", OTHER_HUB)
+    assert isinstance(reply.stream, httpx2.SyncByteStream)
+    is_file = reply.status_code in (200, 206) and not reply.url.path.startswith("/api/")
+    reply.stream = _Bounded(reply.stream, reply.url.host, None if is_file else MOST_TOLD)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """A body that raises StudyError where it is too long (`most` bytes) or too slow."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, host: str, most: int | None):
+        self.stream, self.host, self.most = stream, host, most
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = since = 0
+        began = time.monotonic()
+        try:
+            for part in self.stream:
+                size += len(part)
+                if self.most is not None and size > self.most:
+                    raise StudyError(self.host, f"says more than {self.most:,} bytes of a repository", OTHER_HUB)
+                if (now := time.monotonic()) - began > LEAST_S:
+                    if size - since < LEAST:
+                        why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
+                        raise StudyError(self.host, why, LATER)
+                    since, began = size, now
+                yield part
+        except httpx2.ReadError as error:  # a connection reset, the one failure that the client does not resume after
+            raise httpx2.RemoteProtocolError(str(error)) from error
+
+    def close(self) -> None:
+        """End the connection."""
+        self.stream.close()
