@@ -84,6 +84,15 @@ class Visit:
             self.wait_until(f"document.querySelectorAll('.drawing[role=img] svg').length === {count}")
         assert self.page.locator(".drawing svg").count() == count
 
+    def widen(self, width):
+        """Give the window another width, and wait until every chart is drawn for it."""
+        if width == self.width:
+            return
+        self.page.evaluate("document.querySelectorAll('.drawing svg').forEach(svg => svg.dataset.before = true)")
+        self.width = width
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.wait_until("!document.querySelector('.drawing svg[data-before]')")
+
     def is_legible(self):
         """No text of a chart is cut, runs into another one of an axis, a legend or a title, or waits for a scroll."""
         found = self.page.evaluate(UNREADABLE, [CUT, CROSSED])

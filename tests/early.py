@@ -1,7 +1,8 @@
 """Loaded before pytest's plugins: asks every notebook whether it loaded the engine, once its outputs were compared.
 
 On recorded rows none may. What a chart draws is compared too: it stands in the metadata of an output, where nbval does
-not look.
+not look. Its picture is not, so none is painted, but for a chart without data, which may be a text instead. Whether
+charts can be painted, tests of `publish` ask: of an article, and of every page in a browser.
 """
 
 import json
@@ -14,6 +15,16 @@ ASKED = """
 import sys
 loaded = [each for each in sys.modules if each.split(".")[0] == "llama_cpp"]
 assert not loaded, loaded
+"""
+
+UNPAINTED = """
+def unpainted(paint):
+    from base64 import b64decode
+    dot = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
+    return lambda spec, **how: dot if all(spec.get("datasets", {}).values()) else paint(spec, **how)
+import vl_convert
+vl_convert.vegalite_to_png = unpainted(vl_convert.vegalite_to_png)
+del unpainted, vl_convert
 """
 
 
@@ -31,15 +42,19 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def pytest_configure():
-    """Let nbval see the data of charts."""
-    from nbval.plugin import IPyNbCell  # only now, when pytest has rewritten its assertions
+    """Let nbval see the data of charts, and paint no picture."""
+    from nbval.plugin import IPyNbCell, IPyNbFile  # only now, when pytest has rewritten its assertions
 
-    compare = IPyNbCell.compare_outputs
+    compare, start = IPyNbCell.compare_outputs, IPyNbFile.setup
 
     def compared(cell, test, ref, skip_compare=None):
         return compare(cell, [*map(with_data, test)], [*map(with_data, ref)], skip_compare)
 
-    IPyNbCell.compare_outputs = compared
+    def started(file):
+        start(file)
+        file.kernel.execute_cell_input(UNPAINTED)
+
+    IPyNbCell.compare_outputs, IPyNbFile.setup = compared, started
 
 
 def with_data(output):

@@ -1,4 +1,7 @@
-"""Pages that are true of the rows they show: other machines', fewer, disturbed, renamed, and none at all."""
+"""Pages that are true of the rows they show: other machines', fewer, disturbed, renamed, and none at all.
+
+Of one process a cell, and of released weights: `test_released_rows`.
+"""
 
 import re
 from collections.abc import Callable
@@ -63,27 +66,10 @@ def a_mac(rows, records):
     return rows, [named(record) for record in records]
 
 
-def released(rows, records):
-    """Released models: nothing of their shapes is assumed, and no star stands behind their names."""
-
-    def named(record):
-        if not isinstance(record, Fact) or record.what != "model":
-            return record
-        return msgspec.structs.replace(
-            record, data=record.data | {"assumptions": [], "synthetic": False, "scale": "weights"}
-        )
-
-    return rows, [named(record) for record in records]
-
-
-def the_first_block(rows, records):
-    """One process a cell: nothing has an interval."""
-    return [row for row in rows if row.block <= 0], records
-
-
 CHANGES: tuple[tuple[Callable, ...], ...] = (  # two at a time, of which neither takes away what the other one shows
-    (one_model, a_mac), (half_of_the_cells, all_disturbed), (released, the_first_block),
-)  # fmt: skip
+    (one_model, a_mac),
+    (half_of_the_cells, all_disturbed),
+)
 
 
 @cache

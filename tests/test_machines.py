@@ -55,7 +55,7 @@ def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_th
         assert not common(first, other | changed), changed
     assert {"took_known", "share_asked", "depth"} <= set(machines.pairs(pd.DataFrame([first])))
     ((known, asked),) = common(line("a", 0.1, 0.05, 100.0), line("a", 0.2, 0.05, 130.0), other)
-    assert (known["depth"], asked.depth) == (130.0, 128.0)
+    assert (known.depth, asked.depth) == (130.0, 128.0)
     twice = line("a", 0.1, 0.05, 131.0)
     assert len(common(first, twice, other)) == len(common(other, first, twice)) == 1, "one pass that was timed twice"
 

@@ -80,8 +80,9 @@ def studies(tmp_path_factory):
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
 def test_every_study_becomes_a_page_that_is_legible_on_a_telephone_and_on_a_desk(studies, notebook, browser):
     charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
-    for width in (NARROW, WIDE):
-        with Visit(browser, studies[notebook], width) as visit:
+    with Visit(browser, studies[notebook], NARROW) as visit:
+        for width in (NARROW, WIDE):
+            visit.widen(width)
             visit.wait_for_charts(charts)
             visit.is_legible()
             visit.is_well()

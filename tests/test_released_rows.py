@@ -1,4 +1,9 @@
-"""Pages of a reader's released weights: names without a star, no invented model, and every cell runs."""
+"""Pages of a reader's released weights: names without a star, no invented model, and every cell runs.
+
+Each cell has one process, as after a short night: nothing has an interval.
+"""
+
+from functools import partial
 
 import msgspec
 import nbformat
@@ -10,6 +15,7 @@ from llama_meter.journal import LOCAL, REFERENCE
 from llama_meter.measure import plan, runner
 from llama_meter.rows import Fact, Row
 from plamo_study import measurements
+from plamo_study.laws import simulations
 from plamo_study.live import collect
 from plamo_study.plans import registry
 from plamo_study.read import recording
@@ -35,9 +41,10 @@ def released(record):
 
 
 def recorded(study):
-    """The recorded journal of a study, at full size where there is one; its records."""
+    """The recorded journal of a study, at full size where there is one: its facts, and the rows of its first block."""
     paths_of = [journal.journal_path(study, scale, REFERENCE) for scale in ("shape", "mini")]
-    return next((journal.read(path) for path in paths_of if path.exists()), [])
+    records = next((journal.read(path) for path in paths_of if path.exists()), [])
+    return [record for record in records if isinstance(record, Fact) or record.block <= 0]
 
 
 @pytest.fixture
@@ -66,6 +73,8 @@ def as_released(tmp_path, monkeypatch):
 
     monkeypatch.setattr(collect, "_measured", measured)
     monkeypatch.setattr(theme, "enable", lambda: None)
+    monkeypatch.setattr(simulations, "ASKED", 100)  # requests of a simulation: what is written of them is the same
+    monkeypatch.setattr(simulations, "at_rate", partial(simulations.at_rate, n=100))
     measurements.recording.cache_clear()
     yield become
     measurements.recording.cache_clear()

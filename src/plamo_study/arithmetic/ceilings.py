@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -96,45 +97,69 @@ def place_of(cell: Mapping[str, Any]) -> Place:
     return Place(str(cell["machine"]), int(cell["n_threads"]), int(cell["n_gpu_layers"]))
 
 
+class Here:
+    """The rates measured at a place, from the first table that has each; what was asked once is kept."""
+
+    def __init__(self, tables: Sequence[pd.DataFrame], place: Place):
+        self.place, self._tables = place, [at(table, place) for table in tables]
+        self._read, self._kernel = cache(self._find_read), cache(self._find_kernel)
+
+    def read(self) -> Rate:
+        """Read bandwidth in B/s. Raises StudyError where no table has it."""
+        if (found := self._read()) is None:
+            raise _missing("read ceiling", self.place)
+        return found
+
+    def kernel(self, dtype: str) -> Rate:
+        """FLOP/s for many columns of the kernel for a loaded model's tensors of a type.
+
+        Raises StudyError if that kernel was not measured.
+        """
+        if (found := self._kernel(dtype)) is None:
+            raise _missing(f"matmul ceiling of {dtype}", self.place)
+        return found
+
+    def limits(self, what: Model | str, heads: float = 0.0) -> tuple[Ceilings, Ceilings]:
+        """(best, usual) ceilings for a file, or for a tensor type by name.
+
+        A file's: its weights over the time of its kernels, each type at its own rate; `heads`: rows of the output head
+        per token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured; types of
+        less than NEGLIGIBLE of the file's bytes are left out.
+        """
+        bandwidth = self.read()
+        shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
+        rates = {dtype: self.kernel(dtype) for dtype in shares}
+        best, usual = (
+            sum(shares.values()) / sum(n / getattr(rates[dtype], which) for dtype, n in shares.items())
+            for which in ("best", "usual")
+        )
+        return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
+
+    def _find_read(self) -> Rate | None:
+        every = (table[table["ceiling"] == READ] for table in self._tables)
+        return next((_rate(found, found["n_bytes"]) for found in every if len(found)), None)
+
+    def _find_kernel(self, dtype: str) -> Rate | None:
+        every = (_loaded(table[table["ceiling"] == MATMUL], dtype) for table in self._tables)
+        many = (found[found["many"]] for found in every)
+        return next((_rate(found, found["n_flops"]) for found in many if len(found)), None)
+
+
 def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
     """Read bandwidth in B/s from the first table that has it. Raises StudyError where none has."""
-    for table in tables:
-        found = at(table, place, READ)
-        if len(found):
-            return _rate(found, found["n_bytes"])
-    raise _missing("read ceiling", place)
+    return Here(tables, place).read()
 
 
 def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
-    """FLOP/s for many columns of the kernel for a loaded model's tensors of a type, from the first table with it.
-
-    Raises StudyError if that kernel was not measured.
-    """
-    for table in tables:
-        found = loaded(table, place, dtype)
-        found = found[found["many"]]
-        if len(found):
-            return _rate(found, found["n_flops"])
-    raise _missing(f"matmul ceiling of {dtype}", place)
+    """FLOP/s of a kernel, as `Here.kernel` finds it. Raises StudyError if it was not measured."""
+    return Here(tables, place).kernel(dtype)
 
 
 def limits_at(
     tables: Sequence[pd.DataFrame], place: Place, what: Model | str, heads: float = 0.0
 ) -> tuple[Ceilings, Ceilings]:
-    """(best, usual) ceilings of a place for a file, or for a tensor type by name.
-
-    A file's: its weights over the time of its kernels, each type at its own rate; `heads`: rows of the output head per
-    token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured; types of less than
-    NEGLIGIBLE of the file's bytes are left out.
-    """
-    bandwidth = read(tables, place)
-    shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
-    rates = {dtype: kernel(tables, place, dtype) for dtype in shares}
-    best, usual = (
-        sum(shares.values()) / sum(n / getattr(rates[dtype], which) for dtype, n in shares.items())
-        for which in ("best", "usual")
-    )
-    return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
+    """(best, usual) ceilings of a place for a file, or for a tensor type by name, as `Here.limits` finds them."""
+    return Here(tables, place).limits(what, heads)
 
 
 def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
@@ -244,8 +269,11 @@ def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float
 
 def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
     """The products measured with the kernel of a loaded model's tensors of a type: packed where there is one."""
-    found = at(table, place, MATMUL)
-    found = found[found["dtype"] == dtype]
+    return _loaded(at(table, place, MATMUL), dtype)
+
+
+def _loaded(products: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    found = products[products["dtype"] == dtype]
     packed = found["layout"] == PACKED
     return found[packed] if packed.any() else found
 

@@ -6,7 +6,7 @@ engine is known to read more than once; with the matrix kernels' own times at a 
 were measured. A refinement may make the miss worse. Caches are not modelled: small models lie above their roof.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -113,7 +113,7 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
         limits: dict[tuple[Place, tuple[str, str], int], Limits | StudyError] = {}
         found = usable(rows[rows["workload"].isin(TIMED)])
         found = found[found["samples_ns"].map(len).astype(bool)][[*KEY, "samples_ns", "prefill_ns", "series"]]
-        near: dict[Place, list[pd.DataFrame]] = {}  # the ceilings of a place, its study's first
+        near: dict[Place, ceilings.Here] = {}  # the ceilings of a place, its study's first
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
@@ -121,7 +121,7 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
             for timed in _timed(cell, group):
                 held = (place, file, timed.tokens)
                 if place not in near:
-                    near[place] = [ceilings.at(each, place) for each in (table, pooled)]
+                    near[place] = ceilings.Here((table, pooled), place)
                 if held not in limits:
                     limits[held] = _limits(near[place], place, files[file], timed.tokens, fastest, by_columns)
                 yield name, facts, cell, files[file], timed, limits[held]
@@ -183,7 +183,7 @@ def _medians(samples: list[list[list[int]]]) -> tuple[float, ...]:
 
 
 def _limits(
-    tables: Sequence[pd.DataFrame],
+    here: ceilings.Here,
     place: Place,
     model: Model,
     n_tokens: int,
@@ -192,7 +192,7 @@ def _limits(
 ) -> Limits | StudyError:
     """The ceilings of a place for a file in a pass of so many tokens; a decode step computes the head with each."""
     try:
-        best, usual = ceilings.limits_at(tables, place, model, heads=1 / n_tokens)
+        best, usual = here.limits(model, heads=1 / n_tokens)
     except StudyError as error:
         return error
     known = {dtype: by_columns.get((place, dtype), {}) for dtype in ceilings.by_type(model)}

@@ -123,17 +123,19 @@ def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
 def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
     """Pairs of lines for the same pass on two machines, nearest depths first; a pass that several cells timed counts
     once, by the first of its lines."""
-    for _, group in found.groupby(PASS, sort=False):
-        by_machine = {machine: own for machine, own in group.groupby("machine", sort=False)}
-        for known, asked in combinations(by_machine, 2):
-            yield from _nearest(by_machine[known], by_machine[asked])
+    found = found.dropna(subset=PASS)
+    alike: dict[int, dict[str, list[Any]]] = {}  # lines by pass and machine
+    for number, line in zip(found.groupby(PASS, sort=False).ngroup(), found.itertuples(), strict=True):
+        alike.setdefault(number, {}).setdefault(line.machine, []).append(line)
+    for of_pass in alike.values():
+        for known, asked in combinations(of_pass.values(), 2):
+            yield from _nearest(known, asked)
 
 
-def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
-    every = product((line for _, line in known.iterrows()), asked.itertuples())
+def _nearest(known: list[Any], asked: list[Any]) -> Iterator[tuple[Any, Any]]:
     taken: list[tuple[float, float]] = []
-    for mine, line in sorted(every, key=lambda pair: abs(pair[0]["depth"] - pair[1].depth)):
-        near, depths = max(SAME_DEPTH, SAME_SHARE * line.depth), (mine["depth"], line.depth)
+    for mine, line in sorted(product(known, asked), key=lambda pair: abs(pair[0].depth - pair[1].depth)):
+        near, depths = max(SAME_DEPTH, SAME_SHARE * line.depth), (mine.depth, line.depth)
         again = any(abs(depth - other) <= near for pair in taken for depth, other in zip(depths, pair, strict=True))
         if abs(depths[0] - depths[1]) <= near and not again:
             taken.append(depths)
@@ -148,10 +150,10 @@ def pairs(found: pd.DataFrame) -> pd.DataFrame:
     """
     entries = []
     for known, asked in common(found):
-        entry = {name: known[name] for name in PASS} | {"depth": asked.depth}
-        for side, line in (("known", known), ("asked", asked._asdict())):
-            entry |= {side: line["chip"], f"took_{side}": line["measured"], f"roof_{side}": line["low"]}
-            entry |= {f"read_{side}": line["read"], f"share_{side}": line["share"]}
+        entry = {name: getattr(known, name) for name in PASS} | {"depth": asked.depth}
+        for side, line in (("known", known), ("asked", asked)):
+            entry |= {side: line.chip, f"took_{side}": line.measured, f"roof_{side}": line.low}
+            entry |= {f"read_{side}": line.read, f"share_{side}": line.share}
         entries.append(entry)
     sides = [f"{name}_{side}" for side in ("known", "asked") for name in ("took", "roof", "read", "share")]
     return pd.DataFrame(entries, columns=[*PASS, "depth", "known", "asked", *sides])
