@@ -308,9 +308,10 @@ class Line(Listener):
         """Leave one line behind: what was measured, and for what there was no time."""
         if not (self.handle or no_time):
             return
-        took = _long(time.monotonic() - self.began) if time.monotonic() - self.began > 90 else "moments"
-        new = f"{summary.measured} processes measured here in {took}" if summary.measured else "all rows measured before"
-        said = f"{self.study}: {new}."
+        said = f"{self.study}: all rows were measured before."
+        if summary.measured:
+            took = _long(time.monotonic() - self.began) if time.monotonic() - self.began > 90 else "moments"
+            said = f"{self.study}: {summary.measured} processes measured here in {took}."
         self.say(f"*{said}* {no_time}".strip())
 
 
