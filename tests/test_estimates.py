@@ -49,6 +49,13 @@ def test_two_different_cells_are_never_mixed_and_the_error_names_what_differs(st
         compare(steps, of="n_seq > 0", to="n_seq == 1", by="model")
 
 
+def test_a_block_that_was_measured_again_is_no_other_cell_and_the_error_says_what_to_keep(steps):
+    again = pd.concat([steps.assign(usable=True), steps[steps.block == 2].assign(usable=False)])
+    with pytest.raises(StudyError, match=r"measured again[\s\S]*m\[m.usable\]"):
+        estimate(again, by="model n_seq")
+    assert estimate(again[again.usable], by="model n_seq").n.eq(6).all()
+
+
 def test_a_comparison_is_the_median_of_pairs_of_one_block(steps):
     found = compare(steps, of="n_seq == 2", to="n_seq == 1", by="model")
     wide = steps[steps.model == "a"].pivot(index="block", columns="n_seq", values="value")

@@ -46,7 +46,7 @@ def measurements(
     Parameters
     ----------
     study
-        Its name, such as "01-phase-asymmetry"; `plamo-study rows` lists them.
+        Its name, such as "01-phase-asymmetry": a key of `STUDIES` in plans/registry.py.
     source
         "recorded": rows of the reference machine, at once. "live": what is missing is measured here first.
     scale
@@ -262,14 +262,11 @@ def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
     """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
-    if row["workload"] == "traffic":
-        yield from metrics.traffic(row)
-    elif row["workload"] in ("shipment", "service"):
-        yield from (metrics.shipment if row["workload"] == "shipment" else metrics.service)(row)
-    elif row["workload"] == "replicas":
-        yield from metrics.replicas(row)
+    what = row["workload"]
+    if what in metrics.INSTEAD:
+        yield from metrics.INSTEAD[what](row)
     elif len(times):
-        middle, what = float(np.median(times)), row["workload"]
+        middle = float(np.median(times))
         if what == "read":
             yield "read", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times
         elif what == "matmul" and not row["n_flops"]:
@@ -278,13 +275,11 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
             yield "matmul", "FLOP/s", row["n_flops"] / middle, row["n_flops"] / times
         else:
             yield ("step" if what == "decode" else what), "s", middle, times
-    if row["workload"] == "arrival":
-        yield from metrics.arrival(row)
+    if what in metrics.BESIDE:
+        yield from metrics.BESIDE[what](row)
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts
-    if row["workload"] == "serving":
-        yield from metrics.serving(row)
     if row["model"] and row["peak_rss_bytes"]:
         peak = float(row["peak_rss_bytes"])
         yield "memory", "B", peak, np.array([peak])

@@ -188,14 +188,11 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
         source = unpack(fetch(), partial)
         for each in asked["tests"]:
             for build, libraries in (("stock", installed_libraries()), (name, after)):
-                binary = _compiled_test(TESTS / f"{each}.cpp", source, libraries, partial / f"{each}-{build}")
+                file, binary = TESTS / f"{each}.cpp", partial / f"{each}-{build}"
+                _compiled([file], ("include", "ggml/include"), source, libraries, binary)
                 asked_for = [str(binary), *map(str, models)]
                 done = subprocess.run(asked_for, env=children.environment(), capture_output=True, text=True)
                 yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
-
-
-def _compiled_test(file: Path, source: Path, libraries: Path, binary: Path) -> Path:
-    return _compiled([file], ("include", "ggml/include"), source, libraries, binary)
 
 
 def _program(name: str, source: Path, into: Path) -> Path:
@@ -209,12 +206,11 @@ def _program(name: str, source: Path, into: Path) -> Path:
     return into
 
 
-def _compiled(files: Sequence[Path], headers: Sequence[str], source: Path, libraries: Path, binary: Path) -> Path:
+def _compiled(files: Sequence[Path], headers: Sequence[str], source: Path, libraries: Path, binary: Path) -> None:
     includes = [f"-I{source / part}" for part in headers]
     linked = [str(libraries / f"lib{name}{SUFFIX}") for name in ("llama", "ggml", "ggml-base")]
     command = [_compiler(), "-std=c++17", "-O1", *includes, *map(str, files), "-o", str(binary), *linked]
     _run([*command, f"-Wl,-rpath,{libraries}"], f"compiling {files[0].name}", lambda line: None)
-    return binary
 
 
 def _abort_line(log: str) -> str:

@@ -54,7 +54,7 @@ def renewed(records: Iterable[Record]) -> list[Record]:
 def _pairs(facts: list[Fact]) -> Iterator[tuple[str, str]]:
     """Ids of older facts, each with that of a newer one of the same machine or engine."""
     for what, is_newer, agree in (
-        ("machine", lambda data: "compiler" not in data, _is_same_machine),
+        ("machine", lambda data: "compiler" not in data, lambda old, new: _agree(of_machine(old), new)),
         ("engine", lambda data: "libraries" in data, _is_same_engine),
     ):
         own = [fact for fact in facts if fact.what == what]
@@ -62,10 +62,6 @@ def _pairs(facts: list[Fact]) -> Iterator[tuple[str, str]]:
         for fact in own if newer else ():
             if not is_newer(fact.data):
                 yield from ((fact.id, other.id) for other in newer if agree(fact.data, other.data))
-
-
-def _is_same_machine(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return _agree(of_machine(old), new)
 
 
 def _is_same_engine(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

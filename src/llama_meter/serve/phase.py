@@ -16,7 +16,6 @@ from llama_meter.serve import client, load, meeting, questions
 from llama_meter.serve.client import Answer
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.meeting import FACTOR, WARM, Ask, Setting
-from llama_meter.stats import Estimate
 
 CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: until the server has counted some, and whatever it counts
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
@@ -44,11 +43,6 @@ class Interval(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
-
-    @classmethod
-    def of(cls, estimate: Estimate) -> "Interval":
-        """Interval of an estimate."""
-        return cls(estimate.value, estimate.low, estimate.high)
 
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 from llama_meter import stats
 from llama_meter.serve.objectives import SLOTS
 from plamo_study.read import results
-from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Minute, Probed, Run, Soak
+from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowds, Minute, Probed, Run, Soak
 from plamo_study.show.evidence import chip
 from plamo_study.stats import clustered
 from plamo_study.stats.estimates import names_of
@@ -119,7 +120,10 @@ def crowds(found: Crowds) -> pd.DataFrame:
     entries = []
     for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
         both = [
-            sorted((each for each in found.loads if (each.server, each.n_clients) == (name, n_clients)), key=_turn)
+            sorted(
+                (each for each in found.loads if (each.server, each.n_clients) == (name, n_clients)),
+                key=attrgetter("round"),
+            )
             for name in (RELEASED, PATCHED)
         ]
         slow, fast = ([float(np.mean(each.token)) for each in loads] for loads in both)
@@ -129,10 +133,6 @@ def crowds(found: Crowds) -> pd.DataFrame:
         entry |= {"rate": stats.median(less), "rate_patched": stats.median(more), "rates": stats.ratio(more, less)}
         entries.append(entry)
     return pd.DataFrame(entries)
-
-
-def _turn(each: Crowd) -> int:
-    return each.round
 
 
 def _by_round(found: Beside, tool: str, n_clients: int) -> list[Run]:

@@ -43,7 +43,7 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = Replicas(n_prompt=PROMPT, n_gen=STEPS[scale], n_threads=threads_of(sweep))
     base = on_file(change(base, n_gpu_layers=-1 if gpu else 0), files[0])
     processes = _processes(sweep, totals)
-    first, *rest = ([_arranged(base, p, n // p) for p in processes if n % p == 0] for n in totals)
+    first, *rest = ([change(base, n_processes=p, n_seq=n // p) for p in processes if n % p == 0] for n in totals)
     fewer = [cell for each in rest for cell in each]
     fewest = (rest or [first])[-1]
     limits = limits_of(files, scale, sweep, gpu, (base.n_threads,))
@@ -77,10 +77,6 @@ def _fits(cell: Cell) -> bool:
     if not isinstance(cell, Replicas) or cell.scale != registry.GIVEN or (cell.n_processes == 1 and cell.use_mmap):
         return True
     return cell.n_processes * given.FILES[cell.files[0]].n_bytes <= ROOM * machine.memory_bytes()
-
-
-def _arranged(base: Replicas, n_processes: int, n_seq: int) -> Replicas:
-    return change(base, n_processes=n_processes, n_seq=n_seq)
 
 
 def _parts(cells: list[Replicas]) -> list[Cell]:

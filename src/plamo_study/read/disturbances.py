@@ -66,7 +66,8 @@ def rates(found: Trial, load: str | None = None) -> tuple[Estimate, Estimate]:
     """(hit rate in disturbed blocks, alarm rate in clean ones), with exact intervals; for one load or all."""
     sweeps = [sweep for sweep in found.sweeps if load is None or sweep.load == load]
     true, marked = blocks_of(sweeps, marked=False), blocks_of(sweeps, marked=True)
-    clean = _every_block(sweeps) - true - taken(sweeps)
+    every = {(sweep.seed, block) for sweep in sweeps for block in range(BLOCKS)}
+    clean = every - true - taken(sweeps)
     return clustered.rate(len(true & marked), len(true)), clustered.rate(len(marked & clean), len(clean))
 
 
@@ -99,10 +100,6 @@ def slowdown(found: Trial) -> Estimate:
     usual = {cell: median(seconds) for cell, seconds in clean.items()}
     longer = [[_seconds(row) / usual[row.cell] for row in rows if row.cell in usual] for rows in marked.values()]
     return stats.median([median(block) for block in longer if block])
-
-
-def _every_block(sweeps: list[Planted]) -> set[tuple[str, int]]:
-    return {(sweep.seed, block) for sweep in sweeps for block in range(BLOCKS)}
 
 
 def _stolen(row: Row) -> float:

@@ -19,7 +19,7 @@ busy
 A percentile of too few values (`stats.NEEDED`) is left out. A quantity that is undefined is left out too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import nan
 from types import SimpleNamespace
@@ -41,6 +41,7 @@ METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in ("mean", *QUANTILE
 UNITS = {"throughput": "tokens/s", "arrivals": "1/s", "well": "", "busy": ""}  # of the others: s
 
 Measured = tuple[str, str, float, np.ndarray]  # metric, unit, value, samples
+Quantities = Callable[[Mapping[str, Any]], Iterator[Measured]]
 Stamps = list[np.ndarray]  # when the tokens of each request came
 
 
@@ -300,3 +301,10 @@ def percentiles(ttft: np.ndarray, waits: tuple[np.ndarray, np.ndarray]) -> dict[
         ):
             found[f"{what}_{name}"] = float(value) if many >= stats.NEEDED[q] else stats.NAN
     return found
+
+
+# By kind of work: what a row holds in place of its times in one piece, and what it holds besides.
+INSTEAD: Mapping[str, Quantities] = {
+    "traffic": traffic, "shipment": shipment, "service": service, "replicas": replicas,
+}  # fmt: skip
+BESIDE: Mapping[str, Quantities] = {"arrival": arrival, "serving": serving}

@@ -229,10 +229,6 @@ def verified(recording: Recording) -> Markdown:
     return Markdown(said, metadata={ROWS_KEY: about(recording)})
 
 
-def _scale(recording: Recording) -> str:
-    return "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
-
-
 def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
     """The same line for a page that is true of any rows; `of`: whose rows, where the page draws others too.
 
@@ -249,7 +245,8 @@ def _rows(recording: Recording, of: str = "", judged: str = "") -> str:
     weights = f"{' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types}"
     shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
-    place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {_scale(recording)} ({weights})"
+    size = "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
+    place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {size} ({weights})"
     return f"*{judged or computed(rows, of)} {returned(rows)}{place}.*"
 
 

@@ -138,6 +138,9 @@ def _groups(
         mixed = frame[twice]
         group = next(iter(mixed.groupby(names, dropna=False)))[1] if names else mixed
         varying = [name for name in group if name not in OWN | {"block"} and group[name].astype(str).nunique() > 1]
+        if not varying and "usable" in group and not group["usable"].all():
+            why = "a group holds a block twice, once as it was measured again"
+            raise StudyError(what, why, "keep the rows that count: m[m.usable]")
         raise StudyError(
             what,
             f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
