@@ -42,6 +42,7 @@ def test_every_document_says_what_the_rows_say():
     ("said", "page", "question"),
     [
         (headlines.cliff, "03-batch-scaling", "nine sequences"),
+        (headlines.window, "05-context-length", "window save"),
         (headlines.bits, "04-quantization", "write at least"),
         (headlines.asymmetry, "01-phase-asymmetry", "written token"),
     ],

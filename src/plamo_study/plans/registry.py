@@ -76,6 +76,7 @@ STUDIES = {
     "04-quantization": Study("quantization.speed", weight=4),
     "04-modes": Study("quantization.modes", aside=True),
     "04-controlled": Study("quantization.controlled", aside=True),
+    "04-lifelike": Study("quantization.lifelike", aside=True),
     "04-quality": Study("quality.quality", of_weights=True, weight=2, whole=True, notebook="04b-quality"),
     "04-scan": Study("fragility.scan", of_weights=True, weight=2, whole=True, notebook="04b-quality"),
     "04-ranges": Study("numeric_range.numeric_range", of_weights=True, notebook="04b-quality"),

@@ -16,7 +16,7 @@ EPYC, XEON = "AMD EPYC", "Intel(R) Xeon(R) Processor"  # as shown by Firecracker
 GUEST = re.compile(rf"(?P<maker>{EPYC}|{re.escape(XEON)})(?P<clock>| @ .*)")
 ZEN = {"23": "Zen or Zen 2", "25": "Zen 3 or 4", "26": "Zen 5"}
 AVX512, AVX_VNNI = "AVX512 = 1", "AVX_VNNI = 1"  # as listed in an engine's fact
-APART, SHORT = "apart", 8  # of a fact: what tells a machine from another of its name; digits of an id
+APART, SHORT = "apart", 8  # of a fact: what distinguishes a machine from another of its name; digits of an id
 USED = {  # instructions of engines that computed correctly on recorded machines; a test checks them against the rows
     "6d97ed74d70f8581": {AVX512},
     "7420e18a91a314eb": {AVX512},
@@ -60,18 +60,33 @@ def device(fact: Mapping[str, Any], offloaded: bool) -> str:
 def told_apart(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """Facts by id, of several sources, with a name of its own for every machine.
 
-    Two machines may have chips of one name: the first keeps it, and to those after it a part of their id is added.
+    Two machines may have chips of one name: the first keeps it. Behind the others stands what differs, the last cache's
+    size, or else a part of their id.
     """
+    machines = {name: fact for facts in sources for name, fact in facts.items() if "chip" in fact}
     bearers: dict[str, str] = {}  # of a name: the id of its machine
-    marked = set[str]()
-    for name, fact in ((name, fact) for facts in sources for name, fact in facts.items() if "chip" in fact):
-        names = {device(fact, False), *([device(fact, True)] if fact.get("gpus") else [])}
-        if any(bearers.setdefault(each, name) != name for each in names):
-            marked.add(name)
+    marks: dict[str, str] = {}
+    for name, fact in machines.items():
+        twins = [twin for each in _names(fact) if (twin := bearers.setdefault(each, name)) != name]
+        differs = [_cache(fact)] if any(_cache(machines[twin]) != _cache(fact) for twin in twins) else []
+        for mark in (*differs, name[:SHORT]) if twins else ():
+            marks[name] = mark
+            if all(bearers.setdefault(each, name) == name for each in _names({**fact, APART: mark})):
+                break
     return [
-        {name: {**fact, APART: name[:SHORT]} if name in marked else dict(fact) for name, fact in facts.items()}
+        {name: {**fact, APART: marks[name]} if name in marks else dict(fact) for name, fact in facts.items()}
         for facts in sources
     ]
+
+
+def _names(fact: Mapping[str, Any]) -> set[str]:
+    """What a machine is called, and what its GPU is."""
+    return {device(fact, False), *([device(fact, True)] if fact.get("gpus") else [])}
+
+
+def _cache(fact: Mapping[str, Any]) -> str:
+    """The size of the last level of the processor's cache."""
+    return f"{fact.get('last_level_cache_bytes', 0) / 2**20:,.0f} MiB of cache"
 
 
 def _apart(fact: Mapping[str, Any]) -> str:
