@@ -3,6 +3,9 @@
 On recorded rows none may. What a chart draws is compared too: it stands in the metadata of an output, where nbval does
 not look. Its picture is not, so none is painted, but for a chart without data, which may be a text instead. Whether
 charts can be painted, tests of `publish` ask: of an article, and of every page in a browser.
+
+The notebooks of a process share one kernel, as starting one and loading Altair and SciPy takes longer than most pages.
+Each finds no name of the one before it, no theme and no recording that was read.
 """
 
 import json
@@ -27,6 +30,16 @@ vl_convert.vegalite_to_png = unpainted(vl_convert.vegalite_to_png)
 del unpainted, vl_convert
 """
 
+AFRESH = """
+import altair
+from plamo_study import measurements
+measurements.recording.cache_clear()
+altair.theme.enable("default")
+altair.renderers.enable("default")
+get_ipython().reset(new_session=False)
+"""
+running = []  # the kernel
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
@@ -37,6 +50,8 @@ def pytest_runtest_teardown(item, nextitem):
         asked = kernel.execute_cell_input(ASKED)
         while (reply := kernel.get_message("shell", timeout=60))["parent_header"].get("msg_id") != asked:
             pass
+        if reply["content"]["status"] != "ok":
+            kernel.stop()
         assert reply["content"]["status"] == "ok", reply["content"]["evalue"]
     return (yield)
 
@@ -51,10 +66,23 @@ def pytest_configure():
         return compare(cell, [*map(with_data, test)], [*map(with_data, ref)], skip_compare)
 
     def started(file):
-        start(file)
-        file.kernel.execute_cell_input(UNPAINTED)
+        if running and running[0].is_alive():
+            file.kernel = running[0]
+            file.setup_sanitize_files()
+            file.kernel.execute_cell_input(AFRESH)
+        else:
+            start(file)
+            running[:] = [file.kernel]
+            file.kernel.execute_cell_input(UNPAINTED)
 
-    IPyNbCell.compare_outputs, IPyNbFile.setup = compared, started
+    IPyNbCell.compare_outputs, IPyNbFile.setup, IPyNbFile.teardown = compared, started, lambda file: None
+
+
+def pytest_unconfigure():
+    """Stop the kernel."""
+    for kernel in running:
+        if kernel.is_alive():
+            kernel.stop()
 
 
 def with_data(output):
