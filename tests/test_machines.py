@@ -343,6 +343,15 @@ def test_a_machine_is_named_by_what_its_fact_says_and_no_more():
     assert processors.cores({"chip": "AMD EPYC (family 26)", "performance_cores": 1}) == "1 vCPU"
 
 
+def test_a_second_machine_of_one_name_bears_what_differs_its_cache_or_else_a_part_of_its_id():
+    chip = {"chip": "Intel(R) Xeon(R) Processor (family 6)", "performance_cores": 2}
+    caches = {"a" * 16: 260, "b" * 16: 105, "c" * 16: 260, "d" * 16: 105}
+    facts = {name: chip | {"last_level_cache_bytes": size << 20} for name, size in caches.items()}
+    names = [processors.machine(fact) for fact in processors.told_apart(facts)[0].values()]
+    plain = names[0]
+    assert names[1:] == [f"{plain} ({mark})" for mark in ("105 MiB of cache", "cccccccc", "dddddddd")]
+
+
 def test_recorded_machines_are_told_apart_by_names_that_what_computed_there_supports():
     facts, builds = {}, {}
     for path in sorted((paths.MEASURED / REFERENCE).glob("*.jsonl")):

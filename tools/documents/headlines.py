@@ -121,13 +121,13 @@ def asymmetry() -> Said:
     over, slow, slowest, fast, fastest = collected.quoted(known(), types, rf"^{MODELS[0]}\S* reads, {ends}")
     english = (
         f"**Reading is {ratio} times as fast as writing.** {_named(page)} in {used} reads {read} tokens a second and "
-        f"writes {written} ({_machine(page)}). A prompt reaches {reached.value.iloc[0]:.0%} of what the {used} kernel can "
-        f"do, and the kernel depends on the type: over {over}, {_named(types)} reads {slow} times as fast in {slowest} and "
-        f"{fast} times in {fastest}, the ends of all types smaller than {over} ({_machine(types)})."
+        f"writes {written} ({_machine(page)}). A prompt reaches {reached.value.iloc[0]:.0%} of what the {used} kernel did "
+        f"in the same block, and the kernel depends on the type: over {over}, {_named(types)} reads {slow} times as fast in "
+        f"{slowest} and {fast} times in {fastest}, the ends of all types smaller than {over} ({_machine(types)})."
     )
     japanese = (
         f"**読むのは、書くより {ratio} 倍速いです。** {used} の {_named(page)} は毎秒 {read} トークンを読み、{written} トークンを"
-        f"書きます({_machine(page)})。プロンプトの処理は {used} カーネルの性能の {reached.value.iloc[0]:.0%} に達しますが、カーネルの速さは"
+        f"書きます({_machine(page)})。プロンプトの処理は同じブロックで測った {used} カーネルの {reached.value.iloc[0]:.0%} に達しますが、カーネルの速さは"
         f"重みの型で決まります。{_named(types)} が読む速さは {over} に対して、{over} より小さい型の両端で {slowest} の {slow} 倍から "
         f"{fastest} の {fast} 倍まであります({_machine(types)})。"
     )
