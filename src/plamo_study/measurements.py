@@ -29,6 +29,7 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "service": ["label", "per_second"],
     "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
     "traffic": ["label", "per_second"],
+    "relay": ["draft", "draft_dtype"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
@@ -74,6 +75,8 @@ def measurements(
             Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
             "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
             killed "finished" (requests) and "got" (tokens of its sequences).
+            Of requests that one file reads and another writes (notebook 16): "reading", "saving", "loading",
+            "writing", all of it as "request", "state", and bytes of memory of the "first file" and "second file".
             Of a load that a policy served (notebook 10): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
             "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
             engine computed); "call" (every call) where calls were made alone.
@@ -266,8 +269,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         yield from metrics.traffic(row)
     elif row["workload"] in ("shipment", "service"):
         yield from (metrics.shipment if row["workload"] == "shipment" else metrics.service)(row)
-    elif row["workload"] == "replicas":
-        yield from metrics.replicas(row)
+    elif row["workload"] in ("replicas", "relay"):
+        yield from (metrics.replicas if row["workload"] == "replicas" else metrics.relay)(row)
     elif len(times):
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":
