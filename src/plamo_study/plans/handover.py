@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llama_meter.cells import File, Handover, Relay
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine, texts
+from llama_meter.measure import texts
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     MODELS,
@@ -45,7 +45,7 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Pairs of types, for both trained embedded models; measured once as nothing is random.
 
     Both models are in each process: the state of the other one must be refused. One thread, as nothing is timed.
-    `sweep`: files of one model, the first of which is the reference; tokens read, and tokens written.
+    `sweep`: files of one model, the first of which is the reference, or types; tokens read, and tokens written.
     StudyError for another scale, and for files of several models.
     """
     if sweep.files:
@@ -54,7 +54,8 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         raise StudyError(f"scale {scale!r}", "pairs are held on the trained embedded models", "choose --scale mini")
     else:
         base, others = _base(scale, gpu), dict(zip(MODELS, reversed(MODELS), strict=True))
-        own = [list(_of_model(change(base, model=model, stranger=others[model]))) for model in MODELS]
+        models = [change(base, model=model, stranger=others[model]) for model in MODELS]
+        own = [list(_of_lengths(each, sweep) if sweep != NOTHING else _of_model(each)) for each in models]
         cells = [cell for kind in zip(*own, strict=True) for cell in kind if cell]
     planned = with_gates("16-pairs", scale_of(scale, sweep), tuple(cells), exact_cache=False)
     return replace(
@@ -87,12 +88,17 @@ def _of_model(base: Handover) -> Iterator[Handover | None]:
         yield change(few, n_ctx=n_ctx, n_chunks=n_chunks, candidates=TYPES)
 
 
+def _of_lengths(base: Handover, sweep: Sweep) -> Iterator[Handover]:
+    """Every pair of the types that were asked for, at the lengths that were asked for."""
+    asked = tuple(name for name in sweep.dtypes if name != base.dtype)
+    own = change(base, candidates=asked or base.candidates or FEW, n_gen=one("n_gen", sweep.n_gen, base.n_gen))
+    yield from (change(own, n_ctx=n_ctx) for n_ctx in sweep.n_prompt or (PROMPT,))
+
+
 def _of_files(base: Handover, sweep: Sweep) -> Iterator[Handover]:
     (model, scale, dtype), *others = _of_one_model(sweep)
     own = change(base, model=model, scale=scale, dtype=dtype, candidates=tuple(name for _, _, name in others))
-    own = change(own, n_threads=machine.performance_cores(), n_chunks=OWN_TEXTS)
-    for n_ctx in sweep.n_prompt or (PROMPT,):
-        yield change(own, n_ctx=n_ctx, n_gen=one("n_gen", sweep.n_gen, OWN_WRITTEN))
+    return _of_lengths(change(own, n_threads=threads_of(sweep), n_chunks=OWN_TEXTS, n_gen=OWN_WRITTEN), sweep)
 
 
 def _of_one_model(sweep: Sweep) -> tuple[File, ...]:
@@ -107,18 +113,26 @@ def _of_one_model(sweep: Sweep) -> tuple[File, ...]:
 def requests(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Whole requests: read and written by one file, and by two; of three shapes, and several at once.
 
-    Three processes a cell, some ten minutes on two slow cores. `sweep`: files of one model, of which each reads for
-    those after it; tokens read, tokens written, threads.
+    Three processes a cell, some ten minutes on two slow cores. `sweep`: files of one model, or types of the first one,
+    of which each reads for those after it; tokens read, tokens written, threads.
     """
     check_scale(scale)
     base = Relay(scale=scale, n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
-    own = _requests_of_files(base, sweep) if sweep.files else _requests(base)
+    own = _requests_of_files(base, sweep) if sweep.files or sweep.dtypes else _requests(base, sweep)
     cells = tuple(cell for cell in dict.fromkeys(own) if fits(cell))
     planned = lean("16-requests", scale_of(scale, sweep), cells, needed=2 if sweep.files else 3)
     return replace(planned, workload="llama_meter.workloads.relay")
 
 
-def _requests(base: Relay) -> Iterator[Relay]:
+def _shapes(sweep: Sweep) -> dict[str, tuple[int, int]]:
+    """Tokens read and written, by the name of a shape of request."""
+    asked = [(read, written) for read in sweep.n_prompt or (PROMPT,) for written in sweep.n_gen or (WRITTEN,)]
+    return (
+        {f"{read}+{written}": (read, written) for read, written in asked} if sweep.n_prompt or sweep.n_gen else SHAPES
+    )
+
+
+def _requests(base: Relay, sweep: Sweep) -> Iterator[Relay]:
     for model in MODELS if base.scale == "mini" else MODELS[:1]:
         own = change(base, model=model)
 
@@ -126,18 +140,18 @@ def _requests(base: Relay) -> Iterator[Relay]:
             cell = change(own, dtype=reader, n_prompt=shape[0], n_gen=shape[1])
             return cell if reader == writer else change(cell, writer=own.model, writer_dtype=writer)
 
-        for shape in SHAPES.values():
+        shapes = _shapes(sweep).values()
+        for shape in shapes:
             yield from (of(*pair, shape) for pair in ((WRITES, WRITES), (READS, WRITES), (FLOAT, WRITES)))
-        chat = SHAPES["chat"]
+        chat = next(iter(shapes))
         yield from (of(*pair, chat) for pair in ((OTHER, OTHER), (READS, READS), (READS, OTHER), (FLOAT, FLOAT)))
         together = (of(*pair, (READ_EACH, WRITTEN_EACH)) for pair in ((WRITES, WRITES), (READS, WRITES)))
         yield from (change(cell, n_seq=SEVERAL) for cell in together)
 
 
 def _requests_of_files(base: Relay, sweep: Sweep) -> Iterator[Relay]:
-    given = _of_one_model(sweep)
-    shapes = [(read, written) for read in sweep.n_prompt for written in sweep.n_gen or (WRITTEN,)] or SHAPES.values()
-    for n_prompt, n_gen in shapes:
+    given = _of_one_model(sweep) if sweep.files else [(MODELS[0], base.scale, name) for name in sweep.dtypes]
+    for n_prompt, n_gen in _shapes(sweep).values():
         for at, (model, scale, dtype) in enumerate(given):
             cell = change(base, model=model, scale=scale, dtype=dtype, n_prompt=n_prompt, n_gen=n_gen)
             yield cell
