@@ -189,7 +189,7 @@ def test_a_writer_that_got_a_damaged_state_is_seen(monkeypatch, folder):
         calls.append(n_past)
         given = bytearray(bytes(state))
         if len(calls) == 3:  # after the warm-up of each file
-            for where in parts(bytes(state))[RECURRENT]:
+            for where in (part for each in parts(bytes(state)).values() for part in each):
                 given[where] = bytes(where.stop - where.start)
         usual(session, seq, bytes(given), n_past, part)
 
