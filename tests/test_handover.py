@@ -54,7 +54,7 @@ def test_every_pair_is_measured_and_every_planted_state_is_seen(model, stranger,
 
 
 def test_few_pairs_are_those_with_the_reference_and_each_file_alone():
-    cell = msgspec.structs.replace(CELL, candidates=("Q8_0", "Q4_0"), few="few")
+    cell = msgspec.structs.replace(CELL, candidates=("Q8_0", "Q4_0"), paired="few")
     assert {f"{read}>{write}" for read, write in handover.pairs(cell)} == {
         "F16>F16", "F16>Q8_0", "F16>Q4_0", "Q8_0>F16", "Q8_0>Q8_0", "Q4_0>F16", "Q4_0>Q4_0"}  # fmt: skip
 

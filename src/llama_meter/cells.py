@@ -196,7 +196,8 @@ class Handover(Comparison, frozen=True, kw_only=True):
     n_gen: int = 0  # tokens written, which the text gives
     stranger: str = field(default="", name="draft")  # another model of the same type, whose state must be refused
     asked: Literal["", "parts", "free"] = field(default="", name="label")  # parts of states, or free greedy answers
-    few: Literal["", "few"] = field(default="", name="way")  # pairs with the reference, and each file alone
+    # whole: every pair; few: those that read or write in the reference, and each file alone
+    paired: Literal["whole", "few"] = field(default="whole", name="way")
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -117,7 +117,7 @@ def pairs(cell: Handover) -> list[tuple[str, str]]:
     """Reader and writer of every pair that a cell asks for."""
     names = (cell.dtype, *cell.candidates)
     every = [(reader, writer) for reader in names for writer in names]
-    return every if not cell.few else [pair for pair in every if cell.dtype in pair or pair[0] == pair[1]]
+    return every if cell.paired == "whole" else [pair for pair in every if cell.dtype in pair or pair[0] == pair[1]]
 
 
 def _pairs(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
