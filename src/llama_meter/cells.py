@@ -190,16 +190,36 @@ class Scan(Comparison, frozen=True, kw_only=True):
 
 
 class Handover(Comparison, frozen=True, kw_only=True):
-    """A text read by one file and written by another, for every pair of `dtype` and the candidates."""
+    """A text read by one file and written by another, for pairs of `dtype` and the candidates."""
 
     n_ctx: int = field(default=0, name="n_prompt")  # tokens read
     n_gen: int = 0  # tokens written, which the text gives
     stranger: str = field(default="", name="draft")  # another model of the same type, whose state must be refused
+    asked: Literal["", "parts", "free"] = field(default="", name="label")  # parts of states, or free greedy answers
+    # whole: every pair; few: those that read or write in the reference, and each file alone
+    paired: Literal["whole", "few"] = field(default="whole", name="way")
 
     @property
     def files(self) -> tuple[File, ...]:
-        """The reference, and the file of the other model."""
-        return (*super().files, (self.stranger, self.scale, self.dtype))
+        """The reference, and the file of the other model; of files that were given also the candidates."""
+        given = [(self.model, self.scale, name) for name in self.candidates if self.scale == "file"]
+        return (*super().files, *given, *([(self.stranger, self.scale, self.dtype)] if self.stranger else []))
+
+
+class Relay(OnModel, frozen=True, kw_only=True):
+    """Requests read by one file and written by another in one process; by one file alone where no writer is named."""
+
+    timed = computes = True
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_seq: int = 1  # requests that are read one after the other and written together
+    writer: str = field(default="", name="draft")  # the model that writes, and its type
+    writer_dtype: str = field(default="", name="draft_dtype")
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The reader, and the writer where it is another file."""
+        return (*super().files, *([(self.writer, self.scale, self.writer_dtype)] if self.writer else []))
 
 
 ROTATION, PLANTED = "lost rotation", "planted "
@@ -461,7 +481,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
     | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
-    | Naive | Arrival | Idle | Hybrid | Answers | Handover
+    | Naive | Arrival | Idle | Hybrid | Answers | Handover | Relay
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}

@@ -12,7 +12,7 @@ import pandas as pd
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
-from plamo_study.read import answers as became, metrics, processors
+from plamo_study.read import answers as became, frame, metrics, processors
 from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read, recorded
 from plamo_study.read.usable import unrepeated, usable
 from plamo_study.show.evidence import chip
@@ -29,6 +29,7 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "service": ["label", "per_second"],
     "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
     "traffic": ["label", "per_second"],
+    "relay": ["draft", "draft_dtype"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
@@ -74,6 +75,8 @@ def measurements(
             Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
             "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
             killed "finished" (requests) and "got" (tokens of its sequences).
+            Of requests that one file reads and another writes (notebook 16): "reading", "saving", "loading",
+            "writing", all of it as "request", "state", and bytes of memory of the "first file" and "second file".
             Of a load that a policy served (notebook 10): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
             "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
             engine computed); "call" (every call) where calls were made alone.
@@ -197,12 +200,13 @@ def parts(
     device: str = "auto",
     asked: Sweep = NOTHING,
 ) -> tuple[Recording, ...]:
-    """The recordings of a page's studies. Live, one that there was no time for has no rows.
+    """The recordings of a page's studies. One that there was no time for, or that nobody recorded, has no rows.
 
     Raises StudyError where none of them was measured, and as `measurements`.
     """
     if source != "live" and asked == NOTHING:
-        return tuple(recorded(study, source, scale, device) for study in studies)
+        found = tuple(_if_recorded(study, source, scale, device) for study in studies)
+        return found if any(len(each.rows) for each in found) else (recorded(studies[0], source, scale, device),)
     from plamo_study.live.collect import collect  # the engine and all that measures come with it
     from plamo_study.live.conduct import MORE
 
@@ -211,6 +215,13 @@ def parts(
         why = "; ".join(dict.fromkeys(each.lacks for each in found))
         raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes: {why}", MORE)
     return found
+
+
+def _if_recorded(study: str, source: str, scale: str, device: str) -> Recording:
+    try:
+        return recorded(study, source, scale, device)
+    except StudyError as error:
+        return Recording(frame.frame([], {}), {}, study, scale, source, lacks=error.why)
 
 
 def answers(*study: Any) -> pd.DataFrame:

@@ -1,86 +1,174 @@
-"""A prompt read by one file and its answer written by another file of the same model, for every pair of types.
+"""A prompt read by one file and its answer written by another file of the same model, for pairs of types.
 
 The state of a sequence does not depend on the type of the weights. The reader evaluates a prompt without its last
 token; the writer takes the state, evaluates that token and the text's next ones, and so predicts every written token.
 The reference is one undivided pass of the file `dtype`: a pair of it with itself shows what dividing alone changes.
 
-Series, one number per text, of each pair "A>B" (read by A, written by B): sums over the written tokens as in the study
-of quality, `near` and `far` (sums of KLD over the first and the last `STEP` tokens), and `same_first`. `distance/A>B`:
-KLD of every `STEP` tokens, the mean a token over all texts.
+Series, one number per text, of a pair "A>B" (read by A, written by B), sums over the written tokens: `kld/A>B`,
+`nll/A>B`, `same_first/A>B` and, of pairs written in `dtype`, `near/A>B` and `far/A>B` (KLD of the first and the last
+`STEP` tokens). `distance/A>B` of these: KLD of every `STEP` tokens, the mean a token over all texts.
+
+Asked for parts: `kld/A>B/PART`, where B read the prompt itself and only PART of the state is A's. Asked for free
+answers: `same/A>B`, tokens until a greedy answer leaves the reference's own, and `under/A>B`, the answer's nll under
+the undivided reference.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from llama_meter.cells import Handover
 from llama_meter.engine import library
+from llama_meter.engine.parts import CACHE, CONVOLUTION, HEADER, PARTS, RECURRENT, parts, spliced
 from llama_meter.engine.session import EngineError, Session
 from llama_meter.measure import texts
 from llama_meter.measure.tolerance import tolerance
+from llama_meter.models.registry import GIVEN
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
 from llama_meter.workloads import divergence, quality
 
 STEP = 8  # written tokens that are one distance from the hand-over
 UNDIVIDED = "undivided"
+NONE, ALL = "none", "all"  # of the parts
+Sessions = dict[str, Session]
 clock = time.perf_counter_ns
 
 
-def run(cell: Handover, path: Path, stage: Callable[[str], None], stranger: Path) -> Measured:
+@dataclass(frozen=True)
+class Text:
+    """Tokens of a text, `n_prompt` of which are read, and the undivided reference's logits of the others."""
+
+    tokens: np.ndarray
+    n_prompt: int
+    whole: np.ndarray
+    log_p: np.ndarray
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """What a reader evaluates."""
+        return self.tokens[: self.n_prompt - 1]
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The written tokens."""
+        return self.tokens[self.n_prompt :]
+
+
+@dataclass
+class Found:
+    """What all texts gave: sums, KLD by distance, and of every check the worst."""
+
+    sums: quality.Sums = field(default_factory=dict)
+    distances: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    checks: dict[str, float | bool] = field(default_factory=dict)
+
+    def check(self, **seen: float | bool) -> None:
+        """Note checks of one text: what is true must be true of all, and of errors the largest stays."""
+        for name, value in seen.items():
+            known = self.checks.get(name, value)
+            self.checks[name] = bool(known and value) if isinstance(value, bool) else max(known, value)
+
+
+def run(cell: Handover, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Evaluate `n_chunks` texts with every pair of files, then plant states that must not pass."""
     library.capture_log([])
-    names = (cell.dtype, *cell.candidates)
-    sums: quality.Sums = {}
+    found, samples = Found(), []
     first = np.empty(0)  # logits of the first text in one pass
-    distances: dict[str, list[np.ndarray]] = {}
-    samples: list[int] = []
-    identical, finite, error = True, True, 0.0
     with ExitStack() as stack:
         config = quality.config(cell, cell.n_ctx + cell.n_gen)
-        sessions = {cell.dtype: stack.enter_context(Session(path, config))}
-        for name in cell.candidates:
-            sessions[name] = stack.enter_context(Session(quality.candidate_path(cell, path, name), config))
+        sessions = {
+            name: stack.enter_context(Session(file, config)) for name, file in files(cell, path, others).items()
+        }
         reference = sessions[cell.dtype]
         tokens = reference.tokenize(texts.planned(cell.text, cell.text_sha256))
         chunks = texts.chunks(tokens, cell.n_ctx + cell.n_gen, cell.n_chunks, reference.bos)
         for number, chunk in enumerate(chunks):
             stage(f"text {number + 1} of {len(chunks)}")
-            start, targets = clock(), chunk[cell.n_ctx :]
+            start = clock()
             whole = reference.score(chunk, cell.n_ctx - 1).copy()
             first = whole if number == 0 else first
-            log_p = divergence.log_softmax(whole)
-            nll = divergence.nll(log_p, targets)
-            quality.add(sums, {"tokens": len(targets), f"nll/{UNDIVIDED}": nll.sum()})
-            for reader in names:
-                state = read(sessions[reader], chunk[: cell.n_ctx - 1])
-                for writer in names:
-                    pair, session = f"{reader}>{writer}", sessions[writer]
-                    take(session, state, cell.n_ctx - 1)
-                    identical &= session.get_state(0) == state
-                    logits = written(session, chunk, cell.n_ctx)
-                    finite &= bool(np.isfinite(logits).all())
-                    if reader == writer == cell.dtype:
-                        error = max(error, relative_error(logits, whole))
-                    found = quality.divergences(log_p, logits, targets)
-                    quality.add(sums, _sums(pair, found))
-                    distances.setdefault(pair, []).append(found[:, 1].reshape(-1, STEP).mean(axis=1))
+            text = Text(chunk, cell.n_ctx, whole, divergence.log_softmax(whole))
+            nll = divergence.nll(text.log_p, text.targets)
+            quality.add(found.sums, {"tokens": len(text.targets), f"nll/{UNDIVIDED}": nll.sum()})
+            ASKED[cell.asked](cell, sessions, text, found)
             samples.append(clock() - start)
         stage("planted states")
-        planted = _by_steps(cell, reference, chunks[0], first) | _planted(cell, reference, stranger, chunks)
-    series = {f"distance/{pair}": [quality.short(v) for v in np.mean(of, axis=0)] for pair, of in distances.items()}
-    checks: dict[str, float | bool] = {"undivided_error": error, "undivided": error <= tolerance(cell)}
-    checks |= {"state_identical": identical, "finite": finite} | planted
-    return Measured(
-        samples_ns=[samples],
-        n_evaluated=len(chunks) * len(names) * (cell.n_ctx - 1 + len(names) * cell.n_gen),
-        checks=checks,
-        series=sums | series,
-        valid=passed(checks),
-    )
+        found.check(**_by_steps(cell, reference, chunks[0], first))
+        found.check(**_planted(cell, reference, others[-1] if cell.stranger else None, chunks))
+    if "undivided_error" in found.checks:
+        found.check(undivided=found.checks["undivided_error"] <= tolerance(cell))
+    series = {
+        f"distance/{pair}": [quality.short(v) for v in np.mean(of, axis=0)] for pair, of in found.distances.items()
+    }
+    return Measured(samples_ns=[samples], checks=found.checks, series=found.sums | series, valid=passed(found.checks))
+
+
+def files(cell: Handover, path: Path, others: tuple[Path, ...]) -> dict[str, Path]:
+    """Every file by its type: candidates lie beside the reference, or were given as it was."""
+    if cell.scale == GIVEN:
+        return {cell.dtype: path} | dict(zip(cell.candidates, others, strict=True))
+    return {cell.dtype: path} | {name: quality.candidate_path(cell, path, name) for name in cell.candidates}
+
+
+def pairs(cell: Handover) -> list[tuple[str, str]]:
+    """Reader and writer of every pair that a cell asks for."""
+    names = (cell.dtype, *cell.candidates)
+    every = [(reader, writer) for reader in names for writer in names]
+    return every if cell.paired == "whole" else [pair for pair in every if cell.dtype in pair or pair[0] == pair[1]]
+
+
+def _pairs(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
+    states = {name: read(session, text.prompt) for name, session in sessions.items()}
+    for reader, writer in pairs(cell):
+        pair, logits = f"{reader}>{writer}", _handed(sessions[writer], states[reader], text, found)
+        of = quality.divergences(text.log_p, logits, text.targets)
+        values = {"nll": of[:, 0].sum(), "kld": of[:, 1].sum()}
+        if reader in (writer, cell.dtype):
+            values["same_first"] = int(of[0, 2])
+        if writer == cell.dtype:
+            values |= {"near": of[:STEP, 1].sum(), "far": of[-STEP:, 1].sum()}
+            found.distances.setdefault(pair, []).append(
+                of[: cell.n_gen // STEP * STEP, 1].reshape(-1, STEP).mean(axis=1)
+            )
+        if reader == writer == cell.dtype:
+            found.check(undivided_error=relative_error(logits, text.whole))
+        quality.add(found.sums, {f"{what}/{pair}": value for what, value in values.items()})
+
+
+def _by_parts(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
+    """Each part of a state alone from another reader: a bad part among good ones, and a good one among bad ones."""
+    states = {name: read(session, text.prompt) for name, session in sessions.items()}
+    for name in cell.candidates:
+        for reader, writer in ((name, cell.dtype), (cell.dtype, name)):
+            own, other = states[writer], states[reader]
+            found.check(all_is_other=spliced(own, other, PARTS) == other, none_is_own=spliced(own, other, ()) == own)
+            for what, taken in {NONE: (), ALL: PARTS, **{part: (part,) for part in PARTS}}.items():
+                logits = _handed(sessions[writer], spliced(own, other, taken), text, found)
+                kld = quality.divergences(text.log_p, logits, text.targets)[:, 1].sum()
+                quality.add(found.sums, {f"kld/{reader}>{writer}/{what}": kld})
+
+
+def _free(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
+    """Greedy answers: how long each is the reference's own, and how likely the reference finds it."""
+    states = {name: read(session, text.prompt) for name, session in sessions.items()}
+    answers = {}
+    for reader, writer in pairs(cell):
+        take(sessions[writer], states[reader], len(text.prompt))
+        answers[reader, writer] = greedy(sessions[writer], int(text.tokens[cell.n_ctx - 1]), cell.n_gen)
+    for (reader, writer), answer in answers.items():
+        parted = np.flatnonzero(answer != answers[cell.dtype, cell.dtype])
+        logits = sessions[cell.dtype].score(np.concatenate([text.tokens[: cell.n_ctx], answer]), cell.n_ctx - 1)
+        nll = divergence.nll(divergence.log_softmax(logits), answer).sum()
+        values = {"same": int(parted[0]) if len(parted) else cell.n_gen, "under": nll}
+        quality.add(found.sums, {f"{what}/{reader}>{writer}": value for what, value in values.items()})
+
+
+ASKED = {"": _pairs, "parts": _by_parts, "free": _free}
 
 
 def read(session: Session, prompt: np.ndarray) -> bytes:
@@ -101,6 +189,15 @@ def written(session: Session, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
     return session.verify({0: chunk[n_prompt - 1 : -1]})[0].copy()
 
 
+def greedy(session: Session, token: int, n_gen: int) -> np.ndarray:
+    """The likeliest tokens (n_gen,) int32 after a context and `token`, one by one."""
+    found = []
+    for _ in range(n_gen):
+        session.decode({0: token})
+        found.append(token := int(session.logits().argmax()))
+    return np.array(found, np.int32)
+
+
 def refuses(session: Session, state: bytes, n_past: int) -> bool:
     """Whether the engine refuses a state. The context is empty afterwards."""
     try:
@@ -112,12 +209,13 @@ def refuses(session: Session, state: bytes, n_past: int) -> bool:
     return False
 
 
-def _sums(pair: str, found: np.ndarray) -> dict[str, float]:
-    """A text's sums of one pair, from `quality.divergences` of its tokens."""
-    nll, kld, same, _ = found.sum(axis=0)
-    values = {"kld": kld, "near": found[:STEP, 1].sum(), "far": found[-STEP:, 1].sum(), "nll": nll}
-    values |= {"same_top": int(same), "same_first": int(found[0, 2])}
-    return {f"{what}/{pair}": value for what, value in values.items()}
+def _handed(session: Session, state: bytes, text: Text, found: Found) -> np.ndarray:
+    """Logits of the written tokens by a writer that takes this state."""
+    take(session, state, len(text.prompt))
+    found.check(state_identical=session.get_state(0) == state)
+    logits = written(session, text.tokens, text.n_prompt)
+    found.check(finite=bool(np.isfinite(logits).all()))
+    return logits
 
 
 def _by_steps(cell: Handover, session: Session, chunk: np.ndarray, whole: np.ndarray) -> dict[str, float | bool]:
@@ -131,24 +229,38 @@ def _by_steps(cell: Handover, session: Session, chunk: np.ndarray, whole: np.nda
     return {"second_path_error": error, "second_path": error <= tolerance(cell)}
 
 
-def _planted(cell: Handover, session: Session, stranger: Path, chunks: np.ndarray) -> dict[str, float | bool]:
-    """States that must not pass: another prompt's changes the logits, another model's and a cut one are refused."""
+def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np.ndarray) -> dict[str, float | bool]:
+    """States that must not pass: another prompt's, or a part of it, changes the logits; the engine refuses another
+    model's, one of another type of cache, and a cut one."""
     n_past = cell.n_ctx - 1
     own, others = (read(session, chunk[:n_past]) for chunk in (chunks[0], chunks[-1]))
-    answers = []
-    for state in (own, others):
+    planted = {"other_prompt": others}
+    if cell.asked == "parts":
+        planted |= {f"other_{part.replace(' ', '_')}": spliced(own, others, (part,)) for part in PARTS}
+    answers = {}
+    for name, state in {"": own, **planted}.items():
         take(session, state, n_past)
-        answers.append(written(session, chunks[0], cell.n_ctx))
-    right, other = answers
-    with Session(stranger, session.config) as another:
-        foreign = read(another, chunks[0][:n_past])
-    error = relative_error(other, right)
-    return {
-        "other_prompt_error": error,
-        "other_prompt": error > tolerance(cell),
-        "stranger_refused": refuses(session, foreign, n_past),
-        "truncated_refused": refuses(session, own[: len(own) // 2], n_past),
-    }
+        answers[name] = written(session, chunks[0], cell.n_ctx)
+    errors = {name: relative_error(answers[name], answers[""]) for name in planted}
+    seen: dict[str, float | bool] = {f"{name}_error": error for name, error in errors.items()}
+    seen |= {name: error > tolerance(cell) for name, error in errors.items()}
+    if cell.asked == "parts":
+        seen["fixed_is_tail"] = _fixed_is_tail(session, chunks[0][:n_past])
+    if stranger:
+        with Session(stranger, session.config) as another:
+            seen["stranger_refused"] = refuses(session, read(another, chunks[0][:n_past]), n_past)
+    with Session(session, replace(session.config, type_k="q8_0" if cell.type_k != "q8_0" else "f16")) as other_cache:
+        seen["other_cache_refused"] = refuses(other_cache, own, n_past)
+    return seen | {"truncated_refused": refuses(session, own[: len(own) // 2], n_past)}
+
+
+def _fixed_is_tail(session: Session, prompt: np.ndarray) -> bool:
+    """Whether what the engine itself writes as the recurrent part holds both parts taken for it, and not the cache."""
+    state, where = read(session, prompt), parts(read(session, prompt))
+    fixed = session.read_state(0, "fixed").tobytes()[HEADER:]
+    start = len(state) - len(fixed)
+    inside = all(part.start > start for name in (CONVOLUTION, RECURRENT) for part in where[name])
+    return state[start:] == fixed and inside and all(part.stop <= start for part in where[CACHE])
 
 
 RUNS = {Handover: run}

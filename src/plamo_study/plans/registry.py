@@ -103,7 +103,8 @@ STUDIES = {
     "15-hybrids": Study("hybrids.hybrids", at_mini=True),
     "15-costs": Study("hybrids.costs", at_mini=True, aside=True),
     "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
-    "16-pairs": Study("handover.pairs", at_mini=True),
+    "16-pairs": Study("handover.pairs", at_mini=True, weight=2),
+    "16-requests": Study("handover.requests", weight=2),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

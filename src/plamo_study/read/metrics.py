@@ -98,6 +98,18 @@ def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:
         yield name, unit, float(value), np.array([value], float)
 
 
+def relay(row: Mapping[str, Any]) -> Iterator[Measured]:
+    """Requests that one file read and another wrote: seconds of "reading", "saving", "loading", "writing", and of all,
+    "request"; bytes of a "state", and of what the process grew by with the "first file" and with the "second file"."""
+    times = np.array(row["samples_ns"], float) / NS
+    for name, samples in zip(("reading", "saving", "loading", "writing"), times.T, strict=True):
+        yield name, "s", float(np.median(samples)), samples
+    yield "request", "s", float(np.median(times.sum(axis=1))), times.sum(axis=1)
+    grown = np.diff(row["series"]["resident"]).tolist()
+    for name, value in zip(("state", "first file", "second file"), (row["n_bytes"], *grown), strict=False):
+        yield name, "B", float(value), np.array([value], float)
+
+
 def service(row: Mapping[str, Any]) -> Iterator[Measured]:
     """A load of notebook 09: "ttft", "itl", "itl_max", "throughput", and "arrivals" as they really came."""
     arrived, tokens = stamps(row["requests"])
@@ -305,6 +317,6 @@ def percentiles(ttft: np.ndarray, waits: tuple[np.ndarray, np.ndarray]) -> dict[
 
 # By kind of work: what a row holds in place of its times in one piece, and what it holds besides.
 INSTEAD: Mapping[str, Quantities] = {
-    "traffic": traffic, "shipment": shipment, "service": service, "replicas": replicas,
+    "traffic": traffic, "shipment": shipment, "service": service, "replicas": replicas, "relay": relay,
 }  # fmt: skip
 BESIDE: Mapping[str, Quantities] = {"arrival": arrival, "serving": serving}
