@@ -6,6 +6,7 @@ its end, which gives the first token, and moves nothing. Several requests are re
 together. Tokens are random and given beforehand, so that every answer can be held against another evaluation.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +23,8 @@ from llama_meter.measure import machine, sessions, watch
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
-from llama_meter.workloads.wire import clock
 
+clock = time.perf_counter_ns
 WARM_TOKENS, WARM_STEPS = 32, 2  # evaluated by each file before anything is timed, with as many sequences
 
 
@@ -52,7 +53,8 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
         if reader.n_vocab != writer.n_vocab:
             why = f"knows {writer.n_vocab} tokens, and the reader {reader.n_vocab}"
             raise StudyError("the writer", why, "give two files of one model")
-        samples, checks = [], {}
+        samples: list[list[int]] = []
+        checks: dict[str, float | bool] = {}
         for streams in tokens:
             stage("requests")
             spent, states, last = _answered(cell, reader, writer, streams)
