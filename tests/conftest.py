@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from darwin import mac as mac
 from threadpoolctl import threadpool_limits
+from xdist.scheduler import LoadFileScheduling
 
 from llama_meter.cells import Cell
 from llama_meter.measure import bench, machine, plan
@@ -18,11 +19,13 @@ from llama_meter.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
 LONGEST = (
-    "test_cli", "test_types", "test_publish", "test_probe", "test_engines", "test_fleet", "test_left_out",
-    "test_doors", "test_darwin_sweeps", "test_fragility", "test_oracle", "test_children", "test_convert",
+    "test_guests", "test_cli", "test_publish", "test_live", "test_types", "test_alone", "test_quantize", "test_night",
+    "test_doors", "test_probe", "test_engines", "test_fleet", "test_darwin_sweeps", "test_fragility", "test_oracle",
+    "test_children", "test_convert",
     "test_foreign_names", "test_scheduling", "test_machines", "test_mlx_beside", "test_replicas", "test_watch",
-    "test_trace", "04-quantization", "10-scheduling", "06-chunked-prefill", "02-roofline",
+    "test_trace",
 )  # fmt: skip
+PAGES = ("test_any_rows", "test_left_out", "test_released_rows")  # each test executes a page, and shares nothing
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 
@@ -65,11 +68,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no core waits at the end for the other's; reports name their tests' cases."""
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    """The longest files first and single pages last, so that no core waits at the end for the other's.
+
+    Reports name their tests' cases.
+    """
+    rank = {name: place for place, name in enumerate(LONGEST)} | dict.fromkeys(PAGES, len(LONGEST) + 1)
+    items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
     for item in items:
         item.user_properties += [("case", each.args[0]) for each in item.iter_markers("case")]
+
+
+@pytest.hookimpl(optionalhook=True)  # where xdist is switched off
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
+    """A file goes to one worker, since its tests share fixtures, but the tests of PAGES go to any."""
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return nodeid if Path(file).stem in PAGES else file
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -82,6 +82,17 @@ def executed(page: str, **parameters: Any) -> dict[str, Any]:
     return names
 
 
+@pytest.fixture(scope="module")
+def everybody(tmp_path_factory):
+    """A folder with the rows of guests of every study, twice, and of the reference machines' own chips."""
+    folder = tmp_path_factory.mktemp("everybody") / "measured"
+    everyone = [guest(machine, **chip) for chip in CHIPS for machine in tracked()]
+    with pytest.MonkeyPatch.context() as place:
+        place.setattr(paths, "MEASURED", folder)
+        visited(folder, *everyone, *(guest(machine, os="Linux 7.2", chip="Invented M0") for machine in (H200, ZEN5)))
+    return folder
+
+
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MEASURED", tmp_path / "measured")
@@ -125,9 +136,10 @@ def test_a_repeat_of_a_row_stands_in_its_place_on_a_guest_s_frame(measured):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("page", "source"), PAGES)
-def test_every_page_bears_guests_of_every_study_twice_and_of_the_reference_s_own_chips(page, source, measured):
-    everyone = [guest(machine, **chip) for chip in CHIPS for machine in tracked()]
-    visited(measured, *everyone, *(guest(machine, os="Linux 7.2", chip="Invented M0") for machine in (H200, ZEN5)))
+def test_every_page_bears_guests_of_every_study_twice_and_of_the_reference_s_own_chips(
+    page, source, everybody, monkeypatch
+):
+    monkeypatch.setattr(paths, "MEASURED", everybody)
     executed(page, source=source)
 
 

@@ -16,7 +16,7 @@ from IPython.core.formatters import DisplayFormatter
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from plamo_study.measurements import recording
-from plamo_study.publish import executed as executed_notebook
+from plamo_study.publish import executed as executed_notebook, exporter
 from plamo_study.publish.executed import AUTHORS
 from plamo_study.publish.pages import publish
 from plamo_study.run import runs
@@ -392,6 +392,7 @@ def test_publishing_again_from_a_folder_with_templates_of_anybody_s_writes_the_s
     executed, site, tmp_path, monkeypatch
 ):
     """nbconvert looks for templates in the current folder, and Jinja templates are code."""
+    exporter._exporter.cache_clear()
     for name in ("base/display_priority.j2", "base/null.j2", "web/notebook.html.j2", "notebook.html.j2"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{{ 1 / 0 }}")

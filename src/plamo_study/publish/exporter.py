@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -63,14 +64,18 @@ def body(notebook: nbformat.NotebookNode, name: str, code: Code = "folded", tex:
 
     Raises StudyError for TeX formulas, which need an external script, unless the reader of the result has one (`tex`).
     """
-    exporter = _Exporter(
+    asked = {"code": code, "tex": tex, "language": language(notebook)}
+    return str(_exporter().from_notebook_node(notebook, {"metadata": {"name": name}, "asked": asked})[0])
+
+
+@cache  # its templates are compiled once
+def _exporter() -> _Exporter:
+    return _Exporter(
         config=SETTINGS,
         extra_template_basedirs=[str(WEB.parent)],  # by default the current folder, which may be anybody's
         template_name=WEB.name,
         template_file="notebook.html.j2",
     )
-    asked = {"code": code, "tex": tex, "language": language(notebook)}
-    return str(exporter.from_notebook_node(notebook, {"metadata": {"name": name}, "asked": asked})[0])
 
 
 def language(notebook: nbformat.NotebookNode) -> str:
