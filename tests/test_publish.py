@@ -574,6 +574,15 @@ def test_a_raw_cell_and_an_output_without_a_known_form_are_left_out(tmp_path):
     assert "raw" not in page.read_text().partition("<main>")[2]
 
 
+def test_the_first_rows_of_a_frame_are_folded_where_their_cell_says_so(tmp_path):
+    path = written(tmp_path / "a.ipynb", "# A", *[{"text/html": "<table><tr><td>7</td></tr></table>"}] * 2)
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].metadata["tags"] = ["detail"]
+    nbformat.write(notebook, path)
+    tree = BeautifulSoup(publish([path], tmp_path / "site").paths[0].read_text(), "html.parser")
+    assert [bool(table.find_parent("details")) for table in tree.select("main table")] == [True, False]
+
+
 def test_only_executed_notebooks_of_different_names_are_published(executed, tmp_path):
     unexecuted = tmp_path / "unexecuted.ipynb"
     cells = [nbformat.v4.new_markdown_cell("# A"), nbformat.v4.new_code_cell("1")]

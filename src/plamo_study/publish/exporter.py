@@ -32,7 +32,7 @@ from plamo_study.publish.tables import Row, tables
 WEB = Path(__file__).parent / "web"
 SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")  # begins one in a spreadsheet
-DETAIL = "detail"  # tag of a cell whose first heading names a section that proves rather than tells
+DETAIL = "detail"  # tag of a cell whose first heading names a section that proves, or whose output is the first rows
 HEADING = re.compile("<h([2-6])\\b")
 Code = Literal["folded", "shown", "none"]
 SETTINGS = Config(
