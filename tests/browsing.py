@@ -6,6 +6,8 @@ import shutil
 import pytest
 from playwright.sync_api import sync_playwright
 
+from plamo_study.publish.pages import LIBRARY
+
 CHROMIUM = [
     os.environ.get("CHROMIUM", ""),
     "chromium",
@@ -63,6 +65,7 @@ class Visit:
         self.context.on("console", lambda message: self.complaints.append(message.text))
         self.context.on("weberror", lambda problem: self.complaints.append(str(problem.error)))
         self.url = path.as_uri()
+        self.shared = (path.parent / LIBRARY).as_uri()
         self.page = self.context.new_page()
         self.page.goto(self.url)
 
@@ -70,10 +73,14 @@ class Visit:
         return self
 
     def is_well(self):
-        """Nothing is wider than the window, every picture has words, and nothing was asked for or complained about."""
+        """Nothing is wider than the window, every picture has words, nothing is complained about or asked for.
+
+        The file that the pages of a site share may be.
+        """
         assert self.page.evaluate("document.documentElement.scrollWidth") == self.width
         assert self.page.evaluate("[...document.images].every(image => image.alt.trim())")
-        assert (self.requests, self.complaints) == ([self.url], [])
+        assert not self.complaints
+        assert [request for request in self.requests if request != self.shared] == [self.url]
 
     def __exit__(self, *_):
         self.context.close()
@@ -92,6 +99,10 @@ class Visit:
         self.width = width
         self.page.set_viewport_size({"width": width, "height": 900})
         self.wait_until("!document.querySelector('.drawing svg[data-before]')")
+
+    def unfold(self):
+        """Open every folded section."""
+        self.page.evaluate("for (const fold of document.querySelectorAll('.detail')) fold.open = true")
 
     def is_legible(self):
         """No text of a chart is cut, runs into another one of an axis, a legend or a title, or waits for a scroll."""

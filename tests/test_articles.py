@@ -170,6 +170,15 @@ def test_code_is_folded_shown_or_left_out(code, shown, tmp_path):
     assert bool(tree.find("details")) == (shown == "details")
 
 
+def test_a_folded_section_is_a_plain_section_of_an_article(tmp_path):
+    source = written(tmp_path / "a.ipynb", "# A\n\n[there](#Every-row)", "## Every row\n\nRows.", "## After\n\nMore.")
+    notebook = nbformat.read(source, as_version=4)
+    notebook.cells[1].metadata["tags"] = ["detail"]
+    nbformat.write(notebook, source)
+    (path,) = publish([source], tmp_path).paths
+    assert path.read_text() == "# A\n\n[there](#every-row)\n\n## Every row\n\nRows.\n\n## After\n\nMore.\n"
+
+
 def test_attached_pictures_become_files_and_links_between_articles_lead_there(tmp_path):
     pixel = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
     first = written(

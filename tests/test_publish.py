@@ -1,8 +1,11 @@
 """Pages are published from notebooks executed for real and looked at by a real browser."""
 
 import base64
+import functools
 import json
 import re
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import altair as alt
@@ -43,6 +46,7 @@ def site(executed, tmp_path_factory):
         "plain.html",
         "hostile.html",
         "glossary.html",
+        "vega.js",
     ]
     assert sorted(folder.iterdir()) == sorted(written)
     return folder
@@ -83,6 +87,7 @@ def test_every_study_becomes_a_page_that_is_legible_on_a_telephone_and_on_a_desk
     with Visit(browser, studies[notebook], NARROW) as visit:
         for width in (NARROW, WIDE):
             visit.widen(width)
+            visit.unfold()
             visit.wait_for_charts(charts)
             visit.is_legible()
             visit.is_well()
@@ -165,6 +170,131 @@ def test_every_page_is_complete_in_itself_can_be_read_by_a_machine_and_has_no_ma
         ids = evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
         assert len(set(ids)) == len(ids)
         visit.is_well()
+
+
+FOLDED = (
+    ("# A\n\nSee [the second](#Second) and [the proof](#Proof).", ()),
+    ("", ()),
+    ("## First\n\nTold.", ()),
+    ("## Proof\n\nRows of every cell.", ("detail",)),
+    ("", ()),
+    ("### Second\n\nComputed a second way.", ("detail",)),
+    ("", ()),
+    ("### Third\n\nNot told.", ()),
+    ("## Answers\n\nTold.", ()),
+)
+
+
+def in_order(path, cells):
+    """A notebook as if executed, of (Markdown, tags); an empty text is a chart."""
+    drawn = nbformat.v4.new_output("display_data", {VEGALITE: chart(title="Rates").to_dict()})
+    made = [
+        nbformat.v4.new_markdown_cell(text, metadata={"tags": list(tags)})
+        if text
+        else nbformat.v4.new_code_cell("1", outputs=[drawn], execution_count=1)
+        for text, tags in cells
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=made), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("folded")
+    return publish([in_order(folder / "a.ipynb", FOLDED)], folder).paths[0]
+
+
+def test_a_section_that_proves_is_folded_and_its_charts_are_drawn_when_it_is_opened(folded, browser):
+    opened = "[...document.querySelectorAll('.detail')].map(fold => fold.open)"
+    with Visit(browser, folded, NARROW) as visit:
+        visit.wait_for_charts(1)
+        texts = ("Rows of every cell.", "Computed a second way.", "Not told.")
+        assert not any(visit.page.is_visible(f"text={text}") for text in texts)
+        assert all(visit.page.is_visible(f"h2:has-text('{name}')") for name in ("First", "Proof", "Answers"))
+        visit.is_well()
+        visit.page.click(".detail > summary >> nth=0")
+        visit.wait_for_charts(2)
+        assert visit.page.evaluate(opened) == [True, False]
+        visit.page.click(".detail > summary >> nth=1")
+        visit.wait_for_charts(3)
+        visit.is_legible()
+        visit.is_well()
+
+
+def test_a_link_into_folded_sections_opens_them_and_paper_shows_all_for_as_long_as_it_is_printed(folded, browser):
+    opened = "[...document.querySelectorAll('.detail')].map(fold => fold.open)"
+    with Visit(browser, folded) as visit:
+        visit.wait_for_charts(1)
+        visit.page.evaluate(f"addEventListener('beforeprint', () => (window.printed = {opened}))")
+        visit.page.pdf()
+        assert visit.page.evaluate("window.printed") == [True, True]
+        assert visit.page.evaluate(opened) == [False, False]
+        visit.page.click(".contents > summary")
+        visit.page.click(".contents a >> text=Proof")
+        visit.wait_for_charts(2)
+        assert visit.page.evaluate(opened) == [True, False]
+        visit.page.click("main a >> text=the second")
+        visit.wait_for_charts(3)
+        visit.page.click(".detail > summary >> nth=1")
+        visit.page.click("main a >> text=the second")
+        assert visit.page.evaluate(opened) == [True, True], "also where the address stays as it is"
+        visit.page.goto("about:blank")
+        visit.page.goto(f"{visit.url}#Second")
+        visit.wait_for_charts(3)
+        assert visit.page.evaluate(opened) == [True, True]
+        assert visit.page.is_visible("text=Computed a second way.")
+
+
+def test_without_javascript_a_folded_section_opens_too_and_without_folds_a_page_is_as_it_was(folded, tmp_path, browser):
+    with Visit(browser, folded, script=False) as visit:
+        visit.page.click(".detail > summary >> nth=0")
+        assert visit.page.is_visible("text=Rows of every cell.")
+        assert visit.page.locator(".chart img").nth(1).is_visible()
+    plain = publish([in_order(tmp_path / "a.ipynb", [(text, ()) for text, _ in FOLDED])], tmp_path).paths[0].read_text()
+    tree = BeautifulSoup(folded.read_text(), "html.parser")
+    for part in tree.select(".detail, .detail > summary, .detail > div"):
+        part.unwrap()
+    assert str(tree.main) == str(BeautifulSoup(plain, "html.parser").main)
+    assert plain.count("<script>") == folded.read_text().count("<script>") - 1
+
+
+def test_pages_of_a_site_share_one_library_and_a_page_alone_shows_its_charts_or_carries_its_own(tmp_path, browser):
+    sources = [in_order(tmp_path / f"{name}.ipynb", FOLDED[:3]) for name in "ab"]
+    site = tmp_path / "site"
+    publish(sources, site)
+    (alone,) = publish(sources[:1], tmp_path / "alone").paths
+    sizes = {path.name: path.stat().st_size for path in site.iterdir()}
+    assert sum(size > 500_000 for size in sizes.values()) == 1, sizes
+    for path in (site / "a.html", site / "b.html", alone):
+        with Visit(browser, path) as visit:
+            visit.wait_for_charts(1)
+            visit.is_well()
+            assert (visit.shared in visit.requests) == (path != alone)
+    (tmp_path / "a.html").write_bytes((site / "a.html").read_bytes())
+    with Visit(browser, tmp_path / "a.html") as visit:
+        assert visit.page.is_visible(".chart img")
+
+
+def test_a_hosted_site_takes_the_library_that_it_was_published_with_and_no_other(tmp_path, browser):
+    sources = [in_order(tmp_path / f"{name}.ipynb", FOLDED[:3]) for name in "ab"]
+    publish(sources, tmp_path)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/a.html")
+        page.wait_for_selector(".drawing[role=img] svg")
+        with (tmp_path / "vega.js").open("a") as file:
+            file.write("window.another = true;")
+        complaints = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.goto(f"http://127.0.0.1:{server.server_port}/b.html")
+        page.wait_for_load_state("load")
+        assert page.is_visible(".chart img")
+        assert page.evaluate("window.another") is None
+        assert any("integrity" in each for each in complaints)
+        page.close()
+        server.shutdown()
 
 
 def test_the_index_leads_to_every_page_and_back(site, browser):
@@ -300,7 +430,7 @@ def test_evidence_tells_a_page_whose_rows_these_are(tmp_path):
 
 def test_a_file_that_publish_did_not_write_is_never_replaced(executed, tmp_path):
     (tmp_path / "plain.html").write_text("<!doctype html>\nmine")
-    with pytest.raises(StudyError, match="no page that publish wrote"):
+    with pytest.raises(StudyError, match="is not of publish"):
         publish(executed, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["plain.html"]
     assert (tmp_path / "plain.html").read_text() == "<!doctype html>\nmine"
@@ -444,6 +574,15 @@ def test_a_raw_cell_and_an_output_without_a_known_form_are_left_out(tmp_path):
     (page,) = publish([path], tmp_path / "site").paths
     assert "shown" in page.read_text()
     assert "raw" not in page.read_text().partition("<main>")[2]
+
+
+def test_the_first_rows_of_a_frame_are_folded_where_their_cell_says_so(tmp_path):
+    path = written(tmp_path / "a.ipynb", "# A", *[{"text/html": "<table><tr><td>7</td></tr></table>"}] * 2)
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].metadata["tags"] = ["detail"]
+    nbformat.write(notebook, path)
+    tree = BeautifulSoup(publish([path], tmp_path / "site").paths[0].read_text(), "html.parser")
+    assert [bool(table.find_parent("details")) for table in tree.select("main table")] == [True, False]
 
 
 def test_only_executed_notebooks_of_different_names_are_published(executed, tmp_path):

@@ -119,6 +119,8 @@ class _Article:
         """The blocks of the whole text, its title first."""
         for anchor in tree.select("a.anchor-link"):
             anchor.decompose()
+        for part in tree.select("details.detail, details.detail > summary, details.detail > div"):
+            part.unwrap()  # not every site folds what Markdown holds
         self.anchors = _anchors(tree)
         return list(self._blocks(tree))
 

@@ -1,13 +1,15 @@
 """An executed notebook as HTML: nbconvert walks through the cells, the blocks of `web/notebook.html.j2` write them.
 
-Code is folded, shown or left out; the tags `hide-input`, `hide-output` and `hide-cell` omit parts. An output keeps its
-richest form that works offline. A chart is a PNG with alt text, with the spec to draw it again and its data as CSV.
+Code is folded, shown or left out; the tags `hide-input`, `hide-output` and `hide-cell` omit parts, and `detail` marks
+the heading of a section that a page folds. An output keeps its richest form that works offline. A chart is a PNG with
+alt text, with the spec to draw it again and its data as CSV.
 """
 
 import base64
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from html import escape
@@ -31,6 +33,8 @@ from plamo_study.publish.tables import Row, tables
 WEB = Path(__file__).parent / "web"
 SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")  # begins one in a spreadsheet
+DETAIL = "detail"  # tag of a cell whose first heading names a section that proves, or whose output is the first rows
+HEADING = re.compile("<h([2-6])\\b")
 Code = Literal["folded", "shown", "none"]
 SETTINGS = Config(
     NbConvertBase={"display_data_priority": SHOWN},
@@ -113,7 +117,8 @@ class _Renderer(IPythonRenderer):
 def _markdown_of_cell(context: Context, source: str) -> str:
     resources = context["resources"]
     attachments = context["cell"].get("attachments", {})
-    return markdown(source, resources["metadata"]["name"], attachments, resources["asked"]["tex"])
+    html = markdown(source, resources["metadata"]["name"], attachments, resources["asked"]["tex"])
+    return HEADING.sub(r"<h\1 data-detail", html, 1) if DETAIL in context["cell"].metadata.get("tags", ()) else html
 
 
 def markdown(source: str, name: str, attachments: dict[str, dict[str, str]] | None = None, tex: bool = False) -> str:

@@ -1,8 +1,9 @@
-"""Publish executed notebooks: one self-contained HTML file for each and, where there are several, an index.
+"""Publish executed notebooks: one HTML file for each and, where there are several, an index.
 
-A page carries its styles, its pictures and, where there are charts, Vega from vl-convert's bundle. Its content security
-policy forbids all requests and all scripts except the two inlined here, named by their hashes. Without
-JavaScript and on paper, a chart's PNG is shown.
+A page carries its styles and its pictures. Vega, from vl-convert's bundle, draws the charts again. A page made alone
+carries it and is complete in itself; the pages of a site share one copy, `vega.js` beside them. The content security
+policy forbids all requests and all scripts except those inlined here, named by their hashes, and the one that these
+load. Without Vega, without JavaScript and on paper, a chart's PNG is shown.
 
 Nothing is executed here; `runs` does that.
 """
@@ -35,6 +36,8 @@ from plamo_study.publish.polish import polish
 from plamo_study.show.theme import VEGALITE
 
 GLOSSARY = "glossary"
+LIBRARY = "vega.js"  # of a site, beside its pages
+SHARED = "// Vega for the charts of the pages beside it, written by plamo-study publish.\n"  # how that file begins
 TITLE = "PLaMo on llama.cpp: write-ups"
 UPSTREAM = paths.DATA / "upstream"  # reports that pages link to, published beside them
 STORIES = {  # of the index: the study's pages by what a reader wants
@@ -63,7 +66,8 @@ class Page:
     """One notebook as HTML, with its entry in the index.
 
     `title` is text, `finding` the bold text of the paragraph below it, `picture` the first chart, `sections` the
-    anchors and texts of its headings. `wordless`: pictures that have no words of their own.
+    anchors and texts of its headings, `folds` whether a section is folded.
+    `wordless`: pictures that have no words of their own.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Page:
     finding: Markup
     picture: Markup
     sections: list[tuple[str, str]]
+    folds: bool
     body: Markup
     about: About
     wordless: int = 0
@@ -119,6 +124,8 @@ def publish(
         files[f"{each.name}.html"] = _render(page=each, before=before, after=after, **shared)
     for source in (*reports, Path(__file__).with_name(f"{GLOSSARY}.md")) if index else ():
         files[f"{source.stem}.html"] = _render(page=_of_markdown(source, places), **shared)
+    if index and any(each.picture for each in pages):
+        files[LIBRARY] = SHARED + _vega()
     written = [out_dir / name for name in files]
     for path in written:
         check_ours(path)
@@ -146,8 +153,9 @@ def check_ours(path: Path) -> None:
     if not path.exists() or not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
-        if not OURS.match(file.read(300)):
-            raise StudyError(str(path), "is no page that publish wrote, and is left as it is", "move it, or use --out")
+        begins = file.read(300)
+        if not (begins.startswith(SHARED) if path.name == LIBRARY else OURS.match(begins)):
+            raise StudyError(str(path), "is not of publish, and is left as it is", "move it, or use --out")
 
 
 def _reports(sources: Sequence[Path], notebooks: Sequence[nbformat.NotebookNode], taken: Iterable[str]) -> list[Path]:
@@ -188,6 +196,7 @@ def page(
         finding=finding,
         picture=_picture(tree),
         sections=sections if len(sections) >= CONTENTS else [],
+        folds=tree.find("details", class_="detail") is not None,
         body=Markup(str(tree)),
         about=executed.about(notebook),
         wordless=wordless,
@@ -242,11 +251,14 @@ def _picture(tree: BeautifulSoup) -> Markup:
     return Markup(str(found).replace("<img", '<img loading="lazy"', 1)) if found else Markup("")
 
 
-def _render(page: Page | None = None, **content: Any) -> str:
-    """A page, or the index without one; only a page with charts carries the scripts."""
+def _render(page: Page | None = None, index: bool = False, **content: Any) -> str:
+    """A page, or the index without one; only a page with charts, or with folded sections, carries their scripts."""
     shared = {
         "style": Markup((WEB / "page.css").read_text(encoding="utf-8")),
-        "scripts": _scripts() if page and page.picture else [],
+        "scripts": _scripts(page, index) if page else [],
+        "library": LIBRARY if page and page.picture and index else "",
+        "integrity": _hash(SHARED + _vega()) if page and page.picture and index else "",
+        "index": index,
         "version": metadata.version("plamo-study"),
     }
     return _environment().get_template("page.html.j2").render(page=page, **shared, **content)
@@ -258,12 +270,19 @@ def _environment() -> jinja2.Environment:
     return jinja2.Environment(loader=jinja2.FileSystemLoader(WEB), autoescape=True, trim_blocks=True)
 
 
-@functools.cache
-def _scripts() -> list[tuple[Markup, str]]:
-    """The scripts of a page with charts, each with its hash for the content security policy."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
-    texts = [bundle.replace("</script", "<\\/script"), (WEB / "charts.js").read_text(encoding="utf-8")]
+def _scripts(page: Page, index: bool) -> list[tuple[Markup, str]]:
+    """The scripts of a page, each with its hash for the content security policy; those of a site do not carry Vega."""
+    texts = [(WEB / "details.js").read_text(encoding="utf-8")] if page.folds else []
+    texts += [_vega()] if page.picture and not index else []
+    texts += [(WEB / "charts.js").read_text(encoding="utf-8")] if page.picture else []
     return [(Markup(text), _hash(text)) for text in texts]
+
+
+@functools.cache
+def _vega() -> str:
+    """Vega as a script that may stand in a page."""
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
+    return bundle.replace("</script", "<\\/script")
 
 
 def _hash(text: str) -> str:

@@ -2,12 +2,14 @@
 
 Markdown and notebook outputs may contain any HTML. Anything that would send a request, run a script or show a picture
 without alt text is refused; styles are removed, since they would affect the whole page; tables get header scopes,
-right-aligned numbers and a scrolling box of their own.
+right-aligned numbers and a scrolling box of their own. Sections that the notebook marks as details are folded.
 """
 
+import functools
+import operator
 import re
 from collections.abc import Mapping
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup, Tag
@@ -17,6 +19,7 @@ from llama_meter.errors import StudyError
 LEADS = ("", "http", "https", "mailto")  # schemes of a link
 DATA = "data:text/csv;"  # the other link that may be: to a chart's data
 JSON = {"type": "application/json"}  # of the only script that may be: a chart's spec, which no browser executes
+DETAIL = "data-detail"  # attribute of a heading whose section is folded
 FORBIDDEN = ["script", "iframe", "object", "embed", "link", "meta", "base", "form", "video", "audio"]
 WIDE_TABLE = 64
 """Sum of the longest texts of a table's columns, in characters, above which it gets the wide part of the page."""
@@ -47,6 +50,7 @@ def polish(html: str, name: str, published: Mapping[str, str]) -> BeautifulSoup:
     _join_code(tree)
     _polish_links(tree, published)
     _make_ids_unique(tree)
+    _fold_sections(tree)
     return tree
 
 
@@ -136,3 +140,23 @@ def _make_ids_unique(tree: BeautifulSoup) -> None:
             tag["id"] = f"{name}-{seen[name]}"
             for anchor in tag.select("a.anchor-link"):
                 anchor["href"] = f"#{tag['id']}"
+
+
+def _fold_sections(tree: BeautifulSoup) -> None:
+    """Fold each section whose heading is marked, up to the next heading of the same or a higher level.
+
+    The heading becomes the summary and keeps its anchor; deeper sections are folded first, within.
+    """
+    for level in range(6, 1, -1):
+        for heading in tree.find_all(f"h{level}", attrs={DETAIL: True}):
+            del heading[DETAIL]
+            end = heading.find_next_sibling([f"h{number}" for number in range(1, level + 1)])
+            inside = list(takewhile(functools.partial(operator.is_not, end), heading.next_siblings))
+            if heading.parent is not tree or not any(str(part).strip() for part in inside):
+                continue
+            fold = tree.new_tag("details", attrs={"class": "detail"})
+            heading.wrap(fold)
+            heading.wrap(tree.new_tag("summary"))
+            content = tree.new_tag("div")
+            content.extend(inside)
+            fold.append(content)

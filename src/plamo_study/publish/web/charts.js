@@ -197,9 +197,13 @@ async function draw(figure) {
   for (const [name, value] of Object.entries(words)) drawing.setAttribute(name, value);
 }
 
-function drawAll() {
-  for (const figure of document.querySelectorAll("figure.chart")) {
-    figure.classList.add("drawn");
+// What lies in a folded section has no size; it is drawn when it is opened.
+const isFolded = (figure) => figure.closest("details:not([open])");
+
+function drawAll(figures) {
+  for (const figure of figures) {
+    figure.classList.toggle("drawn", !isFolded(figure));
+    if (isFolded(figure)) continue;
     draw(figure).catch((problem) => {
       figure.classList.remove("drawn");
       console.error(problem);
@@ -209,10 +213,24 @@ function drawAll() {
 
 let waiting = 0; // a window that changes its width is drawn for once it has been still
 let drawnAt = window.innerWidth; // on a telephone scrolling changes the height alone
-window.addEventListener("resize", () => {
-  if (window.innerWidth === drawnAt) return;
-  drawnAt = window.innerWidth;
-  clearTimeout(waiting);
-  waiting = setTimeout(drawAll, 150);
-});
-drawAll();
+
+function begin() {
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === drawnAt) return;
+    drawnAt = window.innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(() => drawAll(document.querySelectorAll("figure.chart")), 150);
+  });
+  document.addEventListener("toggle", (event) => drawAll(event.target.querySelectorAll("figure.chart:not(.drawn)")), true);
+  drawAll(document.querySelectorAll("figure.chart"));
+}
+
+// Vega stands on the page, or in a file that all pages of a site share. Of a disk's files no browser checks a hash.
+const { library, integrity } = document.currentScript.dataset;
+if (library) {
+  const script = document.createElement("script");
+  if (location.protocol !== "file:") script.integrity = integrity;
+  script.addEventListener("load", begin);
+  script.src = library;
+  document.head.append(script);
+} else begin();
