@@ -182,6 +182,26 @@ def test_a_request_is_answered_and_each_answer_is_right(writer, n_seq, folder):
     assert len(found.series["resident"]) == len(cell.files) + 1
 
 
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_reader_in_a_process_of_its_own_ships_states_that_the_answers_rest_on(model, folder):
+    cell = msgspec.structs.replace(REQUEST, model=model, writer=model, n_seq=2, n_processes=2)
+    found = relayed(cell, folder)
+    assert found.valid
+    assert found.checks["state_identical"]
+    assert found.n_evaluated == 2 * (cell.n_prompt + cell.n_gen - 1)
+    assert min(found.samples_ns[0]) > 0
+    before, reader, both = found.series["resident"]
+    assert before == 0 < reader < both
+
+
+def test_a_reader_process_that_cannot_load_its_file_is_named(folder, tmp_path):
+    damaged = tmp_path / f"{HYBRID}.mini.F16.gguf"
+    damaged.write_bytes(b"GGUF")
+    with pytest.raises(StudyError, match="the reader: ended by itself"):
+        relay.run(msgspec.structs.replace(REQUEST, n_processes=2), damaged, lambda _: None,
+                  folder / f"{HYBRID}.mini.Q4_K_M.gguf")  # fmt: skip
+
+
 def test_a_writer_that_got_a_damaged_state_is_seen(monkeypatch, folder):
     usual, calls = Session.set_state, []
 

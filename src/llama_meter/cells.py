@@ -207,7 +207,7 @@ class Handover(Comparison, frozen=True, kw_only=True):
 
 
 class Relay(OnModel, frozen=True, kw_only=True):
-    """Requests read by one file and written by another in one process; by one file alone where no writer is named."""
+    """Requests read by one file and written by another; by one file alone where no writer is named."""
 
     timed = computes = True
     n_prompt: int = 0
@@ -215,6 +215,7 @@ class Relay(OnModel, frozen=True, kw_only=True):
     n_seq: int = 1  # requests that are read one after the other and written together
     writer: str = field(default="", name="draft")  # the model that writes, and its type
     writer_dtype: str = field(default="", name="draft_dtype")
+    n_processes: int = 1  # 2: the reader has a process of its own, and ships its states
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -1,14 +1,16 @@
-"""A cell of kind "relay": requests read by one file and written by another that takes their states, in one process.
+"""A cell of kind "relay": requests read by one file and written by another that takes their states.
 
 Both files have a context of the same layout. The reader evaluates a prompt without its last token; its state is saved,
 and loaded into the writer, which evaluates that token and the answer's next ones. One file alone reads the prompt to
 its end, which gives the first token, and moves nothing. Several requests are read one after the other and written
-together. Tokens are random and given beforehand, so that every answer can be held against another evaluation.
+together. A reader may have a process of its own; its states then come over a loopback connection. Tokens are random and
+given beforehand, so that every answer can be held against another evaluation.
 """
 
-import time
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,54 +21,137 @@ from llama_meter.engine import library
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import machine, sessions, watch
+from llama_meter.measure import machine, peers, sessions, watch
+from llama_meter.measure.peers import clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
 
-clock = time.perf_counter_ns
 WARM_TOKENS, WARM_STEPS = 32, 2  # evaluated by each file before anything is timed, with as many sequences
+
+
+class Reading(peers.Strict, frozen=True, kw_only=True):
+    """Task of a reader that has a process of its own."""
+
+    cell: Relay
+    path: str
+
+
+class Loaded(peers.Strict, frozen=True, kw_only=True):
+    """The reader is warm: seconds to load, nanoseconds to warm up, bytes of its process before and after."""
+
+    load_s: float
+    warmup_ns: int
+    resident: tuple[float, float]
+
+
+class Wanted(peers.Strict, frozen=True, kw_only=True):
+    """Which prompt to read."""
+
+    repetition: int
+    seq: int
+
+
+class Read(peers.Strict, frozen=True, kw_only=True):
+    """A prompt is read: nanoseconds, tokens, and the bytes of its state, which follow."""
+
+    read_ns: int
+    n_evaluated: int
+    n_bytes: int
+
+
+@dataclass
+class Here:
+    """A reader in this process."""
+
+    session: Session
+
+    def state(self, _: Wanted, prompt: np.ndarray) -> tuple[np.ndarray, Read]:
+        """The state of a prompt, and what it took."""
+        self.session.clear()
+        start = clock()
+        self.session.prefill({0: prompt})
+        came = clock()
+        state = self.session.read_state(0)
+        return state, Read(read_ns=came - start, n_evaluated=self.session.n_evaluated, n_bytes=state.size)
+
+
+@dataclass
+class There:
+    """A reader in another process, which knows the prompts."""
+
+    line: socket.socket
+
+    def state(self, wanted: Wanted, _: np.ndarray) -> tuple[np.ndarray, Read]:
+        """The state of a prompt, once all of it is here."""
+        peers.send(self.line, wanted)
+        came = peers.receive(self.line, Read)
+        return peers.take(self.line, came.n_bytes), came
 
 
 def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Measure one cell. `samples_ns`: of every repetition the time to read, to save and to load states, and to write.
 
-    `series`: "resident", bytes of the process's memory before any file and after each was loaded and used; "load" (s)
-    of each file. `n_bytes`: of one state.
+    Of a reader in another process, saving lasts until the state is here. `series`: "resident", bytes of the processes'
+    memory before any file and after each was loaded and used; "load" (s) of each file. `n_bytes`: of one state.
     """
     library.capture_log([])
-    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
-    resident, loads, warmup = [float(machine.memory().rss)], [], 0
     with ExitStack() as stack:
-        opened: list[Session] = []
-        for file in (path, *others):
-            stage(f"load {len(opened) + 1}")
-            start = clock()
-            opened.append(stack.enter_context(Session(file, config)))
-            loaded = clock()
-            tokens = drawn(cell, opened[0].n_vocab)
-            _warm(opened[-1], tokens[0, 0])
-            loads.append((loaded - start) / 1e9)
-            warmup += clock() - loaded
-            resident.append(float(machine.memory().rss))
-        reader, writer = opened[0], opened[-1]
-        if reader.n_vocab != writer.n_vocab:
-            why = f"knows {writer.n_vocab} tokens, and the reader {reader.n_vocab}"
-            raise StudyError("the writer", why, "give two files of one model")
+        stage("load 1")
+        reader: Here | There | None = None
+        if cell.n_processes > 1:
+            task = Reading(cell=cell, path=str(path))
+            started = stack.enter_context(peers.started("llama_meter.workloads.relay", {"the reader": task}))
+            reader = There(started["the reader"].line)
+            first = peers.receive(reader.line, Loaded)
+            stage("load 2")
+            writer, last = opened(stack, cell, others[0])
+            ready = [first, last]
+        else:
+            writer, last = opened(stack, cell, path)
+            ready = [last]
+            for file in others:
+                stage("load 2")
+                own, (writer, last) = writer, opened(stack, cell, file)
+                reader = Here(own)
+                ready.append(last)
+                if own.n_vocab != writer.n_vocab:
+                    why = f"knows {writer.n_vocab} tokens, and the reader {own.n_vocab}"
+                    raise StudyError("the writer", why, "give two files of one model")
         samples: list[list[int]] = []
-        checks: dict[str, float | bool] = {}
-        for streams in tokens:
+        tokens = drawn(cell, writer.n_vocab)
+        for repetition in range(len(tokens)):
             stage("requests")
-            spent, states, last = _answered(cell, reader, writer, streams)
+            spent, states, logits, counted = _answered(cell, reader, writer, tokens, repetition)
             samples.append(spent)
-            counted = reader.n_evaluated + (0 if reader is writer else writer.n_evaluated)
         stage("proof")
-        checks |= _proved(cell, reader, writer, tokens[-1], states, last)
+        checks = _proved(cell, reader is None, writer, tokens[-1], states, logits)
     checks["evaluated"] = counted == cell.n_seq * (cell.n_prompt + cell.n_gen - 1)
+    loads = [each.load_s for each in ready]
     return Measured(
-        samples_ns=samples, warmup_ns=[warmup], load_ns=int(1e9 * sum(loads)), n_evaluated=len(tokens) * counted,
-        n_bytes=len(states[0]), checks=checks, series={"resident": resident, "load": loads}, valid=passed(checks),
+        samples_ns=samples, warmup_ns=[sum(each.warmup_ns for each in ready)], load_ns=int(1e9 * sum(loads)),
+        n_evaluated=len(tokens) * counted, n_bytes=len(states[0]), checks=checks,
+        series={"resident": _resident(cell, ready), "load": loads}, valid=passed(checks),
     )  # fmt: skip
+
+
+def _resident(cell: Relay, ready: list[Loaded]) -> list[float]:
+    """Bytes before any file and after each: of one process as it grows, or of two, each over what it began with."""
+    if cell.n_processes == 1:
+        return [ready[0].resident[0], *(each.resident[1] for each in ready)]
+    grown = [after - before for before, after in (each.resident for each in ready)]
+    return [0.0, *np.cumsum(grown).tolist()]
+
+
+def opened(stack: ExitStack, cell: Relay, path: Path) -> tuple[Session, Loaded]:
+    """A warm context on a file, which ends with the stack. All of a cell have one layout."""
+    before, start = float(machine.memory().rss), clock()
+    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
+    session = stack.enter_context(Session(path, config))
+    loaded = clock()
+    _warm(session, drawn(cell, session.n_vocab)[0, 0])
+    resident = (before, float(machine.memory().rss))
+    return session, Loaded(load_s=(loaded - start) / 1e9, warmup_ns=clock() - loaded, resident=resident)
 
 
 def drawn(cell: Relay, n_vocab: int) -> np.ndarray:
@@ -88,57 +173,78 @@ def _warm(session: Session, stream: np.ndarray) -> None:
 
 
 def _answered(
-    cell: Relay, reader: Session, writer: Session, streams: np.ndarray
-) -> tuple[list[int], list[bytes], list[np.ndarray]]:
-    """One repetition: its times, the state of each request's prompt, and the last logits of each answer."""
-    alone = reader is writer
-    end = cell.n_prompt - (0 if alone else 1)  # tokens that are read
-    steps = [dict(enumerate(tokens)) for tokens in streams[:, end : cell.n_prompt + cell.n_gen - 1].T.tolist()]
-    reader.clear()
+    cell: Relay, reader: Here | There | None, writer: Session, tokens: np.ndarray, repetition: int
+) -> tuple[list[int], list[bytes], list[np.ndarray], int]:
+    """One repetition: its times, the state of each request's prompt, the last logits of each answer, tokens evaluated.
+
+    `reader`: None where the writer reads, too.
+    """
+    streams, end = tokens[repetition], cell.n_prompt - (1 if reader else 0)  # tokens that are read
+    steps = [dict(enumerate(step)) for step in streams[:, end : cell.n_prompt + cell.n_gen - 1].T.tolist()]
     writer.clear()
-    read = save = load = 0
-    kept: list[np.ndarray] = []
+    read = save = load = counted = 0
+    states: list[bytes] = []
     with watch.timed():
         for seq, stream in enumerate(streams):
             start = clock()
-            if alone:
+            if reader is None:
                 writer.prefill({seq: stream[:end]})
                 read += clock() - start
                 continue
-            reader.remove_tail(0, 0)
-            reader.prefill({0: stream[:end]})
-            came = clock()
-            kept.append(reader.read_state(0))
-            saved = clock()
-            writer.set_state(seq, kept[-1], end)
-            read, save, load = read + came - start, save + saved - came, load + clock() - saved
-    states = [writer.get_state(seq) for seq in range(cell.n_seq)] if alone else [state.tobytes() for state in kept]
+            state, took = reader.state(Wanted(repetition=repetition, seq=seq), stream[:end])
+            here = clock()
+            writer.set_state(seq, state, end)
+            loaded = clock()
+            states.append(state.tobytes())
+            counted += took.n_evaluated
+            read, save, load = read + took.read_ns, save + here - start - took.read_ns, load + loaded - here
+    if reader is None:
+        states = [writer.get_state(seq) for seq in range(cell.n_seq)]
     with watch.timed():
         start = clock()
         for step in steps:
             writer.decode(step)
         write = clock() - start
-    return [read, save, load, write], states, [writer.logits(row) for row in range(cell.n_seq)]
+    last = [writer.logits(row) for row in range(cell.n_seq)]
+    return [read, save, load, write], states, last, counted + writer.n_evaluated
 
 
 def _proved(
-    cell: Relay, reader: Session, writer: Session, streams: np.ndarray, states: list[bytes], last: list[np.ndarray]
+    cell: Relay, alone: bool, writer: Session, streams: np.ndarray, states: list[bytes], last: list[np.ndarray]
 ) -> dict[str, float | bool]:
     """The first and the last answer alone and in one call, from the state of their prompts."""
-    end = cell.n_prompt - (0 if reader is writer else 1)
+    end = cell.n_prompt - (0 if alone else 1)
     limit = max(tolerance(cell), tolerance(msgspec.structs.replace(cell, dtype=cell.writer_dtype or cell.dtype)))
     errors, identical = [], True
     for seq in sorted({0, cell.n_seq - 1}):
         writer.clear()
         writer.set_state(0, states[seq], end)
-        if reader is not writer:
+        if not alone:
             identical &= writer.get_state(0) == states[seq]
         rest = writer.prefill({0: streams[seq, end : cell.n_prompt + cell.n_gen - 1]})[0][-1]
         errors.append(relative_error(last[seq], rest))
     error = max(errors)
     checks: dict[str, float | bool] = {"second_path_error": error, "second_path": error <= limit, "tolerance": limit}
     checks["finite"] = bool(np.isfinite(np.stack(last)).all())
-    return checks | ({"state_identical": identical} if reader is not writer else {})
+    return checks | ({} if alone else {"state_identical": identical})
+
+
+def _reader(task: Reading, line: socket.socket) -> None:
+    """In a process of its own: load, and read prompts as they are wanted until nobody is there."""
+    library.capture_log([])
+    with ExitStack() as stack:
+        session, ready = opened(stack, task.cell, Path(task.path))
+        tokens, reader = drawn(task.cell, session.n_vocab), Here(session)
+        peers.send(line, ready)
+        while True:
+            wanted = peers.receive(line, Wanted)
+            state, took = reader.state(wanted, tokens[wanted.repetition, wanted.seq, : task.cell.n_prompt - 1])
+            peers.send(line, took)
+            peers.push(line, state)
 
 
 RUNS = {Relay: run}
+
+if __name__ == "__main__":
+    with peers.joined(Reading) as (task, line):
+        _reader(task, line)

@@ -147,6 +147,7 @@ def _requests(base: Relay, sweep: Sweep) -> Iterator[Relay]:
         yield from (of(*pair, chat) for pair in ((OTHER, OTHER), (READS, READS), (READS, OTHER), (FLOAT, FLOAT)))
         together = (of(*pair, (READ_EACH, WRITTEN_EACH)) for pair in ((WRITES, WRITES), (READS, WRITES)))
         yield from (change(cell, n_seq=SEVERAL) for cell in together)
+        yield from (change(of(READS, WRITES, shape), n_processes=2) for shape in shapes)
 
 
 def _requests_of_files(base: Relay, sweep: Sweep) -> Iterator[Relay]:
