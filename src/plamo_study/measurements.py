@@ -29,7 +29,7 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "service": ["label", "per_second"],
     "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
     "traffic": ["label", "per_second"],
-    "relay": ["draft", "draft_dtype"],
+    "relay": ["draft", "draft_dtype", "n_processes"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
