@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import foreign_models
 import nbformat
 import pytest
+from conftest import mini_file
 
 from llama_meter import journal, paths
 from llama_meter.cells import Gate
-from llama_meter.measure import asked, bench, durations, files, machine, runner, watch
+from llama_meter.measure import asked, bench, durations, files, machine, quantizing, runner, watch
 from llama_meter.measure.files import model_fact as fact
 from llama_meter.measure.process import Outcome, TimeUpError
-from llama_meter.models import given, registry
+from llama_meter.models import given, recipes, registry
 from llama_meter.models.file_types import FILE_TYPES
 from llama_meter.rows import Evidence, Measured, Row, content_id
 from plamo_study.cli import notebooks
@@ -119,6 +120,8 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     said_s = 60 * (60 * int(hours) + int(minutes))
     assert 0.8 * said_s <= Clock.passed <= 1.05 * said_s, "plans of a fixed length may end early"
     taken = [name for name in studies.NOTEBOOKS if "files" in parameters.declared(paths.NOTEBOOKS / f"{name}.ipynb")]
+    taken.remove(studies.OF_PAIRS)
+    assert f"{studies.OF_PAIRS} is left out" in said, "the files are of two models"
     assert list(found.in_notebooks) == taken
     assert set(found.in_notebooks.values()) == {0}, "the notebooks find all that the command measured"
     measured = rows()
@@ -142,6 +145,13 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
         words = shlex.split(command)
         assert words[:2] == ["plamo-study", "measure"]
         assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == given_files
+
+
+def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
+    smaller = tmp_path / "smaller.gguf"
+    quantizing.quantize(mini_file(), smaller, recipes.recipe("Q8_0"))
+    of_a_night = notebooks.Asked([], "live", "mini", {"files": json.dumps([str(mini_file()), str(smaller)])}, MINUTES)
+    assert studies.OF_PAIRS in [path.stem for path in notebooks._in_order(of_a_night)]
 
 
 def of_workers(measured):

@@ -20,6 +20,7 @@ from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
 from plamo_study.live import at_hand as core, budget, conduct, live as told
 from plamo_study.plans import registry as studies
+from plamo_study.plans.handover import is_pair
 from plamo_study.plans.your_machine import first_round
 from plamo_study.run import fleet, inputs, parameters, runs
 from plamo_study.run.parameters import VARIED
@@ -112,13 +113,14 @@ def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
 def _in_order(asked: Asked) -> list[Path]:
     """Those with values of their own first, then by number, with those that show the rows of all others last.
 
-    For files of a user's own and no names: those that take files, in order of need, the page of a machine first.
+    For files of a user's own and no names: those that take such files, in order of need, the page of a machine first.
     """
     found = runs.find_notebooks(asked.notebooks)
     if not asked.notebooks and asked.values.get("files"):
-        need = list(studies.NOTEBOOKS)
+        need, paired = list(studies.NOTEBOOKS), is_pair(sweep(files=asked.values["files"]))
+        own = (path for path in found if "files" in parameters.declared(path))
         return sorted(
-            (path for path in found if "files" in parameters.declared(path)), key=lambda p: need.index(p.stem)
+            (path for path in own if paired or path.stem != studies.OF_PAIRS), key=lambda p: need.index(p.stem)
         )
     return sorted(found, key=lambda path: (path.stem not in asked.of_page, path.stem in studies.OF_ALL))
 
@@ -129,6 +131,8 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
     found, live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
+    if asked.values.get("files") and not asked.notebooks and studies.OF_PAIRS not in {path.stem for path in found}:
+        report.console.print(f"{studies.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
     device = os.environ.get(conduct.DEVICE, "auto")  # the same for every notebook, and on their pages
     given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()
     for path in found:

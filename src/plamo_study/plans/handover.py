@@ -101,10 +101,15 @@ def _of_files(base: Handover, sweep: Sweep) -> Iterator[Handover]:
     return _of_lengths(change(own, n_threads=threads_of(sweep), n_chunks=OWN_TEXTS, n_gen=OWN_WRITTEN), sweep)
 
 
+def is_pair(sweep: Sweep) -> bool:
+    """Whether the files of a sweep are two or more of one model."""
+    return len(sweep.files) > 1 and len({model for model, _, _ in sweep.files}) == 1
+
+
 def _of_one_model(sweep: Sweep) -> tuple[File, ...]:
     """The files of a sweep. StudyError unless they are two or more of one model."""
     names = dict.fromkeys(model for model, _, _ in sweep.files)
-    if len(names) > 1 or len(sweep.files) < 2:
+    if not is_pair(sweep):
         why = f"are of {len(names)} models: {', '.join(names)}" if len(names) > 1 else "is one, and two are needed"
         raise StudyError("files", why, "give two files of one model, such as -p files a.F16.gguf,a.Q4_0.gguf")
     return sweep.files

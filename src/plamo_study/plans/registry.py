@@ -107,6 +107,7 @@ STUDIES = {
     "16-requests": Study("handover.requests", weight=2),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
+OF_PAIRS = "16-two-files"  # the notebook whose files have to be of one model
 RANDOM_WEIGHTS = "shape"
 OF_FULL_SIZE = (  # as their titles say
     "01-phase-asymmetry",

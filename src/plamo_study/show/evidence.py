@@ -74,7 +74,7 @@ def provenance(recording: Recording) -> Table:
         names = {"sha256": "engine_sha256", "description": "engine_description"}
         f, (libraries, description) = recording.facts[i], _of_system(recording, "engine", i, names)
         said = f"; {build_name(f)}: {description}" if f.get("corrects") else ""
-        entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {libraries[:12]}{said}"))
+        entries.append(("engine", f"{f['binding']}, llama.cpp {commit(f)}, libraries {libraries[:12]}{said}"))
     entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
     if recording.left_out:
         entries.append(
@@ -250,6 +250,12 @@ def _rows(recording: Recording, of: str = "", judged: str = "") -> str:
     return f"*{judged or computed(rows, of)} {returned(rows)}{place}.*"
 
 
+def commit(engine: Mapping[str, Any]) -> str:
+    """The commit of an engine. A build of the pinned sdist calls itself dirty, as it was made outside of a checkout."""
+    said = str(engine["commit"])
+    return said.removesuffix("-dirty") if engine.get("pinned", True) else said
+
+
 def about(recording: Recording) -> dict[str, Any]:
     """Whose rows a page shows, for those who publish it: source, machine, device, engine, first and last day."""
     rows = recording.rows
@@ -260,7 +266,7 @@ def about(recording: Recording) -> dict[str, Any]:
         "source": recording.source,
         "machine": chips(recording),
         "device": devices(rows) if shared else "",
-        "engine": " and ".join(dict.fromkeys(f"llama.cpp {fact['commit']}" for fact in engines)),
+        "engine": " and ".join(dict.fromkeys(f"llama.cpp {commit(fact)}" for fact in engines)),
         "days": list(dict.fromkeys((days[0], days[-1]))),
         "version": metadata.version("plamo-study"),
     }
