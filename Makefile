@@ -28,7 +28,7 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-test: lint # behaviour, within five minutes on two slow cores
+test: lint # behaviour, seven minutes on two slow cores
 	$(BIN)/pytest tests -m "not long"
 
 check: lint # all there is: types, every notebook against its outputs, every page in a browser, whole runs, hosts that die
