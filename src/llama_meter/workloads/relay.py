@@ -105,14 +105,14 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
             reader = There(started["the reader"].line)
             first = peers.receive(reader.line, Loaded)
             stage("load 2")
-            writer, last = opened(stack, cell, others[0])
+            writer, last = _opened(stack, cell, others[0])
             ready = [first, last]
         else:
-            writer, last = opened(stack, cell, path)
+            writer, last = _opened(stack, cell, path)
             ready = [last]
             for file in others:
                 stage("load 2")
-                own, (writer, last) = writer, opened(stack, cell, file)
+                own, (writer, last) = writer, _opened(stack, cell, file)
                 reader = Here(own)
                 ready.append(last)
                 if own.n_vocab != writer.n_vocab:
@@ -143,7 +143,7 @@ def _resident(cell: Relay, ready: list[Loaded]) -> list[float]:
     return [0.0, *np.cumsum(grown).tolist()]
 
 
-def opened(stack: ExitStack, cell: Relay, path: Path) -> tuple[Session, Loaded]:
+def _opened(stack: ExitStack, cell: Relay, path: Path) -> tuple[Session, Loaded]:
     """A warm context on a file, which ends with the stack. All of a cell have one layout."""
     before, start = float(machine.memory().rss), clock()
     config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
@@ -233,7 +233,7 @@ def _reader(task: Reading, line: socket.socket) -> None:
     """In a process of its own: load, and read prompts as they are wanted until nobody is there."""
     library.capture_log([])
     with ExitStack() as stack:
-        session, ready = opened(stack, task.cell, Path(task.path))
+        session, ready = _opened(stack, task.cell, Path(task.path))
         tokens, reader = drawn(task.cell, session.n_vocab), Here(session)
         peers.send(line, ready)
         while True:

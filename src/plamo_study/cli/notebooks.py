@@ -48,6 +48,11 @@ class Asked:
     published: bool = False
     of_page: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further values, by notebook
 
+    @property
+    def of_own_files(self) -> bool:
+        """Whether a user's files decide which notebooks run."""
+        return bool(self.values.get("files")) and not self.notebooks
+
 
 def execute(asked: Asked) -> int:
     """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
@@ -116,7 +121,7 @@ def _in_order(asked: Asked) -> list[Path]:
     For files of a user's own and no names: those that take such files, in order of need, the page of a machine first.
     """
     found = runs.find_notebooks(asked.notebooks)
-    if not asked.notebooks and asked.values.get("files"):
+    if asked.of_own_files:
         need, paired = list(studies.NOTEBOOKS), is_pair(sweep(files=asked.values["files"]))
         own = (path for path in found if "files" in parameters.declared(path))
         return sorted(
@@ -131,7 +136,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
     found, live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
-    if asked.values.get("files") and not asked.notebooks and studies.OF_PAIRS not in {path.stem for path in found}:
+    if asked.of_own_files and studies.OF_PAIRS not in {path.stem for path in found}:
         report.console.print(f"{studies.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
     device = os.environ.get(conduct.DEVICE, "auto")  # the same for every notebook, and on their pages
     given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()

@@ -49,7 +49,7 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     StudyError for another scale, and for files of several models.
     """
     if sweep.files:
-        base, cells = _base(GIVEN, gpu), list(_of_files(_base(GIVEN, gpu), sweep))
+        cells = list(_of_files(_base(GIVEN, gpu), sweep))
     elif scale != "mini":
         raise StudyError(f"scale {scale!r}", "pairs are held on the trained embedded models", "choose --scale mini")
     else:
