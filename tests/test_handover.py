@@ -184,14 +184,54 @@ def test_a_request_is_answered_and_each_answer_is_right(writer, n_seq, folder):
 
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 def test_a_reader_in_a_process_of_its_own_ships_states_that_the_answers_rest_on(model, folder):
-    cell = msgspec.structs.replace(REQUEST, model=model, writer=model, n_seq=2, n_processes=2)
+    cell = msgspec.structs.replace(REQUEST, model=model, writer=model, n_seq=1, n_processes=2)
     found = relayed(cell, folder)
     assert found.valid
     assert found.checks["state_identical"]
-    assert found.n_evaluated == 2 * (cell.n_prompt + cell.n_gen - 1)
+    assert found.n_evaluated == cell.n_prompt + cell.n_gen - 1
     assert min(found.samples_ns[0]) > 0
     before, reader, both = found.series["resident"]
     assert before == 0 < reader < both
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_reader_reads_on_while_answers_are_written_and_each_answer_stays_right(model, folder, monkeypatch):
+    batches, usual = [], Session.decode
+
+    def seen(session, tokens):
+        batches.append(sorted(tokens))
+        usual(session, tokens)
+
+    monkeypatch.setattr(Session, "decode", seen)
+    cell = msgspec.structs.replace(REQUEST, model=model, writer=model, n_seq=3, n_gen=24, n_processes=2)
+    found = relayed(cell, folder)
+    assert found.valid
+    assert found.checks["state_identical"]
+    assert found.n_evaluated == 3 * (cell.n_prompt + cell.n_gen - 1)
+    read, *_ = found.samples_ns[0]
+    assert read > 0, "until the first state is here"
+    own = batches[relay.WARM_STEPS :]
+    assert sum(map(len, own)) == 3 * cell.n_gen, "every answer whole, none twice"
+    assert all(batch == list(range(batch[0], batch[-1] + 1)) for batch in own), "they join and leave in order"
+
+
+def test_a_reader_that_dies_while_answers_are_written_is_named(folder, monkeypatch):
+    usual, begun = relay.There.next, []
+
+    def dying(reader):
+        came = usual(reader)
+        begun[0].kill()
+        return came
+
+    def kept(self, name, process, line):
+        begun.append(process)
+        self.name, self.process, self.line = name, process, line
+
+    monkeypatch.setattr(relay.peers.Peer, "__init__", kept)
+    monkeypatch.setattr(relay.There, "next", dying)
+    cell = msgspec.structs.replace(REQUEST, model=HYBRID, writer=HYBRID, n_seq=3, n_prompt=400, n_processes=2)
+    with pytest.raises(StudyError, match="the reader: ended by itself"):
+        relayed(cell, folder)
 
 
 def test_a_reader_process_that_cannot_load_its_file_is_named(folder, tmp_path):

@@ -218,6 +218,11 @@ class Relay(OnModel, frozen=True, kw_only=True):
     n_processes: int = 1  # 2: the reader has a process of its own, and ships its states
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the reader reads on while requests are written: it has a process, and there are several requests."""
+        return self.n_processes > 1 and self.n_seq > 1
+
+    @property
     def files(self) -> tuple[File, ...]:
         """The reader, and the writer where it is another file."""
         return (*super().files, *([(self.writer, self.scale, self.writer_dtype)] if self.writer else []))

@@ -3,10 +3,12 @@
 Both files have a context of the same layout. The reader evaluates a prompt without its last token; its state is saved,
 and loaded into the writer, which evaluates that token and the answer's next ones. One file alone reads the prompt to
 its end, which gives the first token, and moves nothing. Several requests are read one after the other and written
-together. A reader may have a process of its own; its states then come over a loopback connection. Tokens are random and
-given beforehand, so that every answer can be held against another evaluation.
+together. A reader may have a process of its own; its states then come over a loopback connection. With several
+requests it reads the next prompts while those that it has read are written, and each file has half of the threads.
+Tokens are random and given beforehand, so that every answer can be held against another evaluation.
 """
 
+import select
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -85,15 +87,25 @@ class There:
     def state(self, wanted: Wanted, _: np.ndarray) -> tuple[np.ndarray, Read]:
         """The state of a prompt, once all of it is here."""
         peers.send(self.line, wanted)
+        return self.next()
+
+    def next(self) -> tuple[np.ndarray, Read]:
+        """The next state of those that were asked for, once all of it is here."""
         came = peers.receive(self.line, Read)
         return peers.take(self.line, came.n_bytes), came
+
+    def has_read(self) -> bool:
+        """Whether a state has begun to come, or the reader is gone."""
+        return bool(select.select([self.line], [], [], 0)[0])
 
 
 def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Measure one cell. `samples_ns`: of every repetition the time to read, to save and to load states, and to write.
 
-    Of a reader in another process, saving lasts until the state is here. `series`: "resident", bytes of the processes'
-    memory before any file and after each was loaded and used; "load" (s) of each file. `n_bytes`: of one state.
+    Of a reader in another process, saving lasts until the state is here. Where reading and writing overlap, reading is
+    the time in which the writer has nothing to write, so that the four sum up to the whole. `series`: "resident", bytes
+    of the processes' memory before any file and after each was loaded and used; "load" (s) of each file. `n_bytes`: of
+    one state.
     """
     library.capture_log([])
     with ExitStack() as stack:
@@ -122,7 +134,10 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
         tokens = drawn(cell, writer.n_vocab)
         for repetition in range(len(tokens)):
             stage("requests")
-            spent, states, logits, counted = _answered(cell, reader, writer, tokens, repetition)
+            if isinstance(reader, There) and cell.overlaps:
+                spent, states, logits, counted = _overlapped(cell, reader, writer, tokens, repetition)
+            else:
+                spent, states, logits, counted = _answered(cell, reader, writer, tokens, repetition)
             samples.append(spent)
         stage("proof")
         checks = _proved(cell, reader is None, writer, tokens[-1], states, logits)
@@ -146,7 +161,9 @@ def _resident(cell: Relay, ready: list[Loaded]) -> list[float]:
 def _opened(stack: ExitStack, cell: Relay, path: Path) -> tuple[Session, Loaded]:
     """A warm context on a file, which ends with the stack. All of a cell have one layout."""
     before, start = float(machine.memory().rss), clock()
-    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
+    n = max(cell.n_threads // 2, 1) if cell.overlaps else cell.n_threads
+    room = {"n_seq_max": cell.n_seq, "swa_full": False, "n_threads": n, "n_threads_batch": n}
+    config = sessions.config(cell, cell.n_prompt + cell.n_gen, **room)
     session = stack.enter_context(Session(path, config))
     loaded = clock()
     _warm(session, drawn(cell, session.n_vocab)[0, 0])
@@ -209,14 +226,55 @@ def _answered(
     return [read, save, load, write], states, last, counted + writer.n_evaluated
 
 
+def _overlapped(
+    cell: Relay, reader: There, writer: Session, tokens: np.ndarray, repetition: int
+) -> tuple[list[int], list[bytes], list[np.ndarray], int]:
+    """As `_answered`: the reader knows all requests at once, and each is written from the next step on after it came.
+
+    Between two steps every state that is here is loaded. An answer that is complete leaves the batch. In a call the
+    newest answer comes first: the oldest then leaves the end of a hybrid's cells. From the front, llama.cpp aborts in
+    PLaMo 2 (`measure.defects`, D3).
+    """
+    streams, end, stop = tokens[repetition], cell.n_prompt - 1, cell.n_prompt + cell.n_gen - 1
+    read = save = load = write = counted = 0
+    states: list[bytes] = []
+    at: dict[int, int] = {}  # the next token of every answer that is being written
+    last: dict[int, np.ndarray] = {}
+    writer.clear()
+    with watch.timed():
+        for seq in range(cell.n_seq):
+            peers.send(reader.line, Wanted(repetition=repetition, seq=seq))
+        while len(last) < cell.n_seq:
+            while len(states) < cell.n_seq and (not at or reader.has_read()):
+                start, seq = clock(), len(states)
+                state, took = reader.next()
+                states.append(state.tobytes())
+                here = clock()
+                writer.set_state(seq, state, end)
+                loaded = clock()
+                waited = 0 if at else min(took.read_ns, here - start)
+                at[seq] = end
+                counted += took.n_evaluated
+                read, save, load = read + waited, save + here - start - waited, load + loaded - here
+            start, batch = clock(), [*reversed(at)]
+            writer.decode({seq: int(streams[seq, at[seq]]) for seq in batch})
+            for row, seq in enumerate(batch):
+                at[seq] += 1
+                if at[seq] == stop:
+                    last[seq] = writer.logits(row)
+                    del at[seq]
+            write += clock() - start
+    return [read, save, load, write], states, [last[seq] for seq in range(cell.n_seq)], counted + writer.n_evaluated
+
+
 def _proved(
     cell: Relay, alone: bool, writer: Session, streams: np.ndarray, states: list[bytes], last: list[np.ndarray]
 ) -> dict[str, float | bool]:
-    """The first and the last answer alone and in one call, from the state of their prompts."""
+    """The first and the last answer, or all that overlapped, alone and in one call from the state of their prompts."""
     end = cell.n_prompt - (0 if alone else 1)
     limit = max(tolerance(cell), tolerance(msgspec.structs.replace(cell, dtype=cell.writer_dtype or cell.dtype)))
     errors, identical = [], True
-    for seq in sorted({0, cell.n_seq - 1}):
+    for seq in range(cell.n_seq) if cell.overlaps else sorted({0, cell.n_seq - 1}):
         writer.clear()
         writer.set_state(0, states[seq], end)
         if not alone:

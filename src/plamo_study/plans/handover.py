@@ -151,7 +151,8 @@ def _requests(base: Relay, sweep: Sweep) -> Iterator[Relay]:
         chat = next(iter(shapes))
         yield from (of(*pair, chat) for pair in ((OTHER, OTHER), (READS, READS), (READS, OTHER), (FLOAT, FLOAT)))
         together = (of(*pair, (READ_EACH, WRITTEN_EACH)) for pair in ((WRITES, WRITES), (READS, WRITES)))
-        yield from (change(cell, n_seq=SEVERAL) for cell in together)
+        yield from (several := [change(cell, n_seq=SEVERAL) for cell in together])
+        yield change(several[-1], n_processes=2)  # reads on while it writes
         yield from (change(of(READS, WRITES, shape), n_processes=2) for shape in shapes)
 
 
