@@ -1,5 +1,6 @@
 """llama-cpp-python: its ctypes bindings, and its own text loop."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -21,7 +22,11 @@ def _bindings() -> ModuleType:
     The package imports everything else it has: Jinja, DiskCache, hundreds of typed dictionaries. That takes 0.6 s of a
     CPU where the bindings take 0.1 s, and every row starts a worker. Python cannot import a module without its package,
     so an empty package of that name stands in until the bindings are imported; `generate` imports the whole one.
+    A build of another release has bindings of its own beside its libraries.
     """
+    chosen = os.environ.get("LLAMA_CPP_LIB_PATH", "")
+    if chosen and (Path(chosen) / PACKAGE / "llama_cpp.py").exists():
+        sys.path.insert(0, chosen)
     spec = find_spec(PACKAGE)
     if PACKAGE in sys.modules or spec is None:
         return import_module(BINDINGS)

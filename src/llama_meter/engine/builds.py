@@ -1,8 +1,10 @@
-"""Corrected builds of llama.cpp by name: the locked sdist, patched, with one library recompiled.
+"""Builds of llama.cpp by name: corrected ones of the locked sdist, and earlier and later releases as they are.
 
-Only that library, nearly always libllama, differs from the installed engine; the others are copies of the installed
-ones. So any difference in speed or results between two builds comes from the patches. A build with an additional
-backend also contains that backend's library and the one that registers it.
+Of a corrected build one library, nearly always libllama, differs from the installed engine; the others are copies of
+the installed ones. So any difference in speed or results between two builds comes from the patches. A build with an
+additional backend also contains that backend's library and the one that registers it.
+
+A release is all of the llama.cpp that a version of llama-cpp-python carries, with that version's bindings beside it.
 """
 
 import hashlib
@@ -24,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from llama_meter import children, paths
-from llama_meter.engine import note
+from llama_meter.engine import note, structures
 from llama_meter.errors import StudyError, offer
 
 PACKAGE = "llama-cpp-python"
 DEFINED = paths.DATA / "upstream" / "engines.toml"
+RELEASES = paths.DATA / "upstream" / "releases.toml"
 PATCHES = paths.DATA / "upstream" / "patches"
 TESTS = paths.DATA / "upstream" / "tests"
 PARTS = ("src", "include", "ggml", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
@@ -52,7 +55,17 @@ OPTIONS = (
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = offer("engine list")
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
-ASIDE = ("patches", "tests", "models", "target", "libraries", "packages")  # how a build is made, not what it is
+ASIDE = (
+    "patches",
+    "tests",
+    "models",
+    "target",
+    "libraries",
+    "packages",
+    "sha256",
+)  # how a build is made, not what it is
+RELEASED = ("llama", "ggml-base", "ggml-cpu", "ggml")  # the targets of a release
+NO_AMX = {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}  # the Makefile gives the reason
 
 OnStep = Callable[[str, int, int], None]  # current task, steps finished, total steps (0: unknown)
 
@@ -78,8 +91,20 @@ def entries() -> list[Entry]:
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """Definitions by name from `data/upstream/engines.toml`; empty without that file."""
-    return tomllib.loads(DEFINED.read_text(encoding="utf-8")) if DEFINED.exists() else {}
+    """Definitions by name from `data/upstream/engines.toml` and `releases.toml`; empty without those files."""
+    own = tomllib.loads(DEFINED.read_text(encoding="utf-8")) if DEFINED.exists() else {}
+    return own | {release: _as_released(release, sha256) for release, sha256 in releases().items()}
+
+
+def releases() -> dict[str, str]:
+    """The SHA-256 of each release's sdist, by version of llama-cpp-python, in order; empty without the file."""
+    found = tomllib.loads(RELEASES.read_text(encoding="utf-8"))["sha256"] if RELEASES.exists() else {}
+    return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+
+
+def _as_released(release: str, sha256: str) -> dict[str, Any]:
+    description = f"{PACKAGE} {release} as released, with its own bindings"
+    return {"description": description, "corrects": [], "patches": [], "release": release, "sha256": sha256}
 
 
 def definition(name: str) -> dict[str, Any]:
@@ -145,14 +170,17 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
     partial = folder(name).with_name(f"{name}.partial")
     with room(partial):
         on_step("fetching the sources", 0, 0)
-        program = asked.get("program", "")
-        source = unpack(fetch(), partial / "source", PROGRAM_PARTS if program else PARTS)
+        program, release = asked.get("program", ""), asked.get("release", "")
+        sdist = fetch(release, asked["sha256"]) if release else fetch()
+        source = unpack(sdist, partial / "source", PROGRAM_PARTS if program else PARTS)
         on_step("patching", 0, 0)
         for patch in asked["patches"]:
             apply(PATCHES / f"{patch}.patch", source)
         if program:
             on_step("compiling", 0, 0)
             made = _program(program, source, partial / "engine")
+        elif release:
+            made = _release(sdist, source, partial, tools, on_step)
         else:
             target = asked.get("target", "llama")
             options, packages = asked.get("options", []), asked.get("packages", [])
@@ -217,19 +245,35 @@ def _abort_line(log: str) -> str:
     return "".join(f"{line}\n" for line in log.splitlines() if "GGML_ASSERT" in line)
 
 
-def fetch() -> Path:
-    """The sdist that requirements.lock pins by hash, downloaded by pip if missing; nothing is compiled."""
-    release, sha256 = locked()
-    if (installed := version(PACKAGE)) != release:
-        raise StudyError(
-            f"{PACKAGE} {installed}", f"requirements.lock has {release}, whose headers would not fit", "make study"
-        )
+def _release(sdist: Path, source: Path, partial: Path, tools: dict[str, str], on_step: OnStep) -> Path:
+    """Compile all of a release's llama.cpp and put its bindings beside it, whose structures are checked."""
+    into, made = partial / "build", partial / "engine"
+    values = {"BUILD_SHARED_LIBS": "ON", "GGML_CCACHE": "OFF", "LLAMA_CURL": "OFF", **NO_AMX}
+    _compile(source, into, values, RELEASED, tools, on_step)
+    made.mkdir()
+    for file in (into / "bin").glob(f"lib*{SUFFIX}*"):
+        shutil.copy2(file, made / file.name, follow_symlinks=False)
+    with tarfile.open(sdist) as archive:
+        members = [m for m in archive.getmembers() if re.fullmatch(r"[^/]+/llama_cpp/\w+\.py", m.name)]
+        archive.extractall(partial / "bindings", members, filter="data")
+    shutil.copytree(next((partial / "bindings").iterdir()) / "llama_cpp", made / "llama_cpp")
+    structures.check(made, [source / "include", source / "ggml" / "include"], _compiler())
+    return made
+
+
+def fetch(release: str = "", sha256: str = "") -> Path:
+    """A release's sdist, downloaded by pip if missing; nothing is compiled. The one in requirements.lock by default."""
+    if not release:
+        release, sha256 = locked()
+        if (installed := version(PACKAGE)) != release:
+            why = f"requirements.lock has {release}, whose headers would not fit"
+            raise StudyError(f"{PACKAGE} {installed}", why, "make study")
     path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
     if not (path.exists() and sha256_of(path) == sha256):
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent)
     if not path.exists() or sha256_of(path) != sha256:
-        raise StudyError(str(path), f"does not match the hash in requirements.lock, {sha256[:12]}…", f"rm {path}")
+        raise StudyError(str(path), f"does not match the pinned hash, {sha256[:12]}…", f"rm {path}")
     return path
 
 
@@ -288,30 +332,45 @@ def compile_target(
     config = into / "ggml-config"
     config.mkdir(parents=True, exist_ok=True)
     (config / "ggml-config.cmake").write_text(GGML_CONFIG, encoding="utf-8")
+    if target.startswith("ggml"):
+        values = NO_AMX
+    else:
+        values = {
+            "LLAMA_USE_SYSTEM_GGML": "ON",
+            "ggml_DIR": str(config),
+            "GGML_LIBRARIES": str(installed_libraries()),
+            "GGML_HEADERS": str(source / "ggml" / "include"),
+        }
+    values = values | dict(option.split("=", 1) for option in options)
+    how = f"Debian: apt-get install {' '.join(packages)}" if packages else COMPILER_HELP
+    _compile(source, into, values, [target], tools, on_step, turned_on, how)
+
+
+def _compile(
+    source: Path,
+    into: Path,
+    values: dict[str, str],
+    targets: Sequence[str],
+    tools: dict[str, str],
+    on_step: OnStep,
+    turned_on: Sequence[str] = (),
+    how: str = COMPILER_HELP,
+) -> None:
+    """Configure and compile targets with the flags that all builds share; `how`: the mend where CMake fails."""
     values = {
         "CMAKE_MAKE_PROGRAM": tools["ninja"],
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
         "CMAKE_INSTALL_RPATH": RPATH,
         **{f"LLAMA_{option}": "ON" if option in turned_on else "OFF" for option in OPTIONS},
+        **values,
     }
-    if target.startswith("ggml"):  # as in the Makefile, which gives the reason
-        values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
-    else:
-        values |= {
-            "LLAMA_USE_SYSTEM_GGML": "ON",
-            "ggml_DIR": str(config),
-            "GGML_LIBRARIES": str(installed_libraries()),
-            "GGML_HEADERS": str(source / "ggml" / "include"),
-        }
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
     own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as in the installed engine's build
-    own += [f"-D{option}" for option in options]
-    how = f"Debian: apt-get install {' '.join(packages)}" if packages else COMPILER_HELP
     _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None, how)
     jobs = str(os.cpu_count() or 1)
-    compiling = [tools["ninja"], "-j", jobs, "-C", str(into), target]
+    compiling = [tools["ninja"], "-j", jobs, "-C", str(into), *targets]
     _run(compiling, "the compiler", lambda line: _steps(line, on_step))
 
 
@@ -339,6 +398,10 @@ def _is_current(name: str) -> bool:
 
 
 def _note_text(asked: dict[str, Any]) -> str:
+    if release := asked.get("release"):
+        source = f"{PACKAGE} {release}, sha256 {asked['sha256']}"
+        said = {key: value for key, value in asked.items() if key not in ASIDE} | {"source": source}
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())
     release, sha256 = locked()
     patches = "".join(f'{patch} = "{sha256_of(PATCHES / f"{patch}.patch")}"\n' for patch in asked["patches"])
     ggml = hashlib.sha256(
@@ -383,7 +446,7 @@ def _download(requirement: str, into: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         mismatch = "DO NOT MATCH THE HASHES" in done.stderr
-        why = "what came has another hash than requirements.lock" if mismatch else _last_words(done.stderr)
+        why = "what came has another hash than the pinned one" if mismatch else _last_words(done.stderr)
         raise StudyError(f"pip download {PACKAGE}", why, "check the network (or pip's index), then try again")
 
 
@@ -412,7 +475,7 @@ def _steps(line: str, on_step: OnStep) -> None:
 def _check_loads(made: Path) -> None:
     """StudyError unless the bindings load this build."""
     done = subprocess.run(
-        children.python("-c", "import llama_cpp.llama_cpp as llama; llama.llama_print_system_info()"),
+        children.python("-c", "from llama_meter.engine.bindings import llama; llama.llama_print_system_info()"),
         env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made.resolve())}, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:

@@ -47,10 +47,10 @@ def describe() -> dict[str, Any]:
         compilers |= {b" ".join(filter(None, found)).decode() for found in COMPILER.findall(content)}
     folder, base = Path(llama._base_path).resolve(), ggml("ggml-base")
     return {
-        "binding": f"llama-cpp-python {version('llama-cpp-python')}",
-        "llama": llama.llama_version().decode(),
-        "ggml": base.ggml_version().decode(),
-        "commit": base.ggml_commit().decode(),
+        "binding": f"llama-cpp-python {_own_words().get('release') or version('llama-cpp-python')}",
+        "llama": _said(llama, "llama_version"),
+        "ggml": _said(base, "ggml_version"),
+        "commit": _said(base, "ggml_commit"),
         "build": llama.llama_print_system_info().decode().strip(" |"),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
@@ -58,6 +58,12 @@ def describe() -> dict[str, Any]:
         "compiler": ", ".join(sorted(compilers)),
         "pinned": builds.is_pinned(folder),
     } | _as_set({name: said for name, said in _own_words().items() if name != "ggml"})
+
+
+def _said(library: Any, name: str) -> str:
+    """What a library says of itself; "unknown" where its release has no such function."""
+    function = getattr(library, name, None)
+    return function().decode() if function else "unknown"
 
 
 def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ class Note(msgspec.Struct, forbid_unknown_fields=True):
     options: Annotated[list[Code], Meta(max_length=64)] = []
     environment: Annotated[list[Setting], Meta(max_length=64)] = []
     program: Code = ""
+    release: Code = ""
     source: Words = ""
     ggml: Words = ""
     patches: Annotated[dict[Code, Code], Meta(max_length=64)] = {}

@@ -17,6 +17,8 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_a
 Part = Literal["everything", "fixed"]
 STATE_PARTS = {"everything": 0, "fixed": 1}  # llama.h, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
+CONTEXT = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "swa_full", "kv_unified", "n_rs_seq")
+WITHOUT = {"n_rs_seq": 0, "kv_unified": False, "swa_full": True}  # what a release does that has no such setting
 NO_DEVICES = (ctypes.c_void_p * 1)()  # an empty list of GPUs
 
 
@@ -87,19 +89,13 @@ class Session:
         """llama.cpp's context parameters; a subclass may add a callback."""
         config, params = self.config, llama.llama_context_default_params()
         params.n_ctx = config.n_ctx_seq * config.n_seq_max
-        for name in (
-            "n_batch",
-            "n_ubatch",
-            "n_seq_max",
-            "n_threads",
-            "n_threads_batch",
-            "swa_full",
-            "kv_unified",
-            "n_rs_seq",
-        ):
-            setattr(params, name, getattr(config, name))
+        for name in CONTEXT:
+            set_field(params, name, getattr(config, name))
         params.type_k, params.type_v = TYPES[config.type_k.upper()], TYPES[config.type_v.upper()]
-        params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        if hasattr(params, "flash_attn_type"):
+            params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        else:  # releases before 0.3.17: on or off, and off is what they do unasked
+            set_field(params, "flash_attn", config.flash_attn == "on")
         return params
 
     def __enter__(self) -> Self:
@@ -352,6 +348,17 @@ def load(path: Path | str, params: "llama.llama_model_params") -> int:
     return model
 
 
+def set_field(params: ctypes.Structure, name: str, value: object) -> None:
+    """Set a field of one of llama.cpp's structures; EngineError where this release has none and would do otherwise.
+
+    Python would take the value as an attribute of its own, and the engine would never see it.
+    """
+    if hasattr(params, name):
+        setattr(params, name, value)
+    elif name not in WITHOUT or value != WITHOUT[name]:
+        raise EngineError(f"this release of llama.cpp has no setting {name}, which should be {value}")
+
+
 def model_params(config: SessionConfig) -> "llama.llama_model_params":
     """llama.cpp's model parameters. Without layers on a GPU, the GPU is not used at all.
 
@@ -359,8 +366,10 @@ def model_params(config: SessionConfig) -> "llama.llama_model_params":
     """
     params = llama.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
-    if not config.use_mmap:
+    if not config.use_mmap and hasattr(params, "load_mode"):
         params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    elif not config.use_mmap:
+        set_field(params, "use_mmap", False)
     if config.n_gpu_layers == 0:
         params.devices = ctypes.addressof(NO_DEVICES)
     return params
