@@ -302,16 +302,20 @@ def apply(patch: Path, source: Path) -> None:
     """Apply a unified diff to a source tree, exactly or not at all; StudyError when it does not apply."""
     if not shutil.which("git"):
         raise StudyError("git", "not found, and patches are applied with `git apply`", "install git")
-    outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}  # not our repository
     done = subprocess.run(
         ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
-        cwd=source, env=outside, capture_output=True, text=True,
+        cwd=source, env=_outside(source), capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
         raise StudyError(
             f"{patch.name}", f"does not apply to the sources of {PACKAGE}: {done.stderr.strip().splitlines()[0]}",
             "the patch is for the version in requirements.lock: git status data/upstream, and make study",
         )  # fmt: skip
+
+
+def _outside(source: Path) -> dict[str, str]:
+    """An environment in which git does not take sources for part of our repository, whose commit they would name."""
+    return os.environ | {"GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}
 
 
 def compile_target(
@@ -368,7 +372,8 @@ def _compile(
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
     own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as in the installed engine's build
-    _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None, how)
+    asked = [*command, *(f"-D{key}={value}" for key, value in values.items()), *own]
+    _run(asked, "CMake", lambda line: None, how, _outside(source))
     jobs = str(os.cpu_count() or 1)
     compiling = [tools["ninja"], "-j", jobs, "-C", str(into), *targets]
     _run(compiling, "the compiler", lambda line: _steps(line, on_step))
@@ -450,10 +455,18 @@ def _download(requirement: str, into: Path) -> None:
         raise StudyError(f"pip download {PACKAGE}", why, "check the network (or pip's index), then try again")
 
 
-def _run(command: Sequence[str], what: str, on_line: Callable[[str], None], how: str = COMPILER_HELP) -> None:
+def _run(
+    command: Sequence[str],
+    what: str,
+    on_line: Callable[[str], None],
+    how: str = COMPILER_HELP,
+    environment: dict[str, str] | None = None,
+) -> None:
     """Run a tool and pass each output line to `on_line`; StudyError with the first error lines when it fails."""
     said = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

@@ -63,7 +63,7 @@ def describe() -> dict[str, Any]:
 def _said(library: Any, name: str) -> str:
     """What a library says of itself; "unknown" where its release has no such function."""
     function = getattr(library, name, None)
-    return function().decode() if function else "unknown"
+    return (function().decode() if function else "") or "unknown"
 
 
 def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
