@@ -14,12 +14,12 @@ from llama_meter.workloads import architectures
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Grid, Terminal, echo
 
-app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected ones by name.")
+app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 
 
 @app.command()
-def build(name: Annotated[str, typer.Argument(help="name from `engine list`, e.g. corrected")]) -> None:
-    """Patch the locked sources of llama.cpp and compile libllama; the other libraries are the installed ones."""
+def build(name: Annotated[str, typer.Argument(help="name from `engine list`, e.g. corrected or 0.3.20")]) -> None:
+    """Compile a build: the locked sources with patches, whose other libraries are the installed ones, or a release."""
     with report.building(name) as on_step:
         path, made = engines.build(name, on_step)
     said, use = "built" if made else "is here already", f"; use it with --engine {name} or --beside {name}"
