@@ -182,13 +182,14 @@ def test_a_request_is_answered_and_each_answer_is_right(writer, n_seq, folder):
     assert len(found.series["resident"]) == len(cell.files) + 1
 
 
+@pytest.mark.parametrize("n_seq", [1, 2])
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_a_reader_in_a_process_of_its_own_ships_states_that_the_answers_rest_on(model, folder):
-    cell = msgspec.structs.replace(REQUEST, model=model, writer=model, n_seq=1, n_processes=2)
+def test_a_reader_in_a_process_of_its_own_ships_states_that_the_answers_rest_on(model, n_seq, folder):
+    cell = msgspec.structs.replace(REQUEST, model=model, writer=model, n_seq=n_seq, n_processes=2)
     found = relayed(cell, folder)
     assert found.valid
     assert found.checks["state_identical"]
-    assert found.n_evaluated == cell.n_prompt + cell.n_gen - 1
+    assert found.n_evaluated == n_seq * (cell.n_prompt + cell.n_gen - 1)
     assert min(found.samples_ns[0]) > 0
     before, reader, both = found.series["resident"]
     assert before == 0 < reader < both
@@ -216,16 +217,16 @@ def test_a_reader_reads_on_while_answers_are_written_and_each_answer_stays_right
 
 
 def test_a_reader_that_dies_while_answers_are_written_is_named(folder, monkeypatch):
-    usual, begun = relay.There.next, []
+    usual, begin, begun = relay.There.next, relay.peers.Peer.__init__, []
 
     def dying(reader):
         came = usual(reader)
-        begun[0].kill()
+        begun[0].process.kill()
         return came
 
-    def kept(self, name, process, line):
-        begun.append(process)
-        self.name, self.process, self.line = name, process, line
+    def kept(peer, *what):
+        begin(peer, *what)
+        begun.append(peer)
 
     monkeypatch.setattr(relay.peers.Peer, "__init__", kept)
     monkeypatch.setattr(relay.There, "next", dying)

@@ -223,6 +223,11 @@ class Relay(OnModel, frozen=True, kw_only=True):
         return self.n_processes > 1 and self.n_seq > 1
 
     @property
+    def threads_each(self) -> int:
+        """Threads of each file's context: half where both compute at once, and at least one."""
+        return max(self.n_threads // self.n_processes, 1) if self.overlaps else self.n_threads
+
+    @property
     def files(self) -> tuple[File, ...]:
         """The reader, and the writer where it is another file."""
         return (*super().files, *([(self.writer, self.scale, self.writer_dtype)] if self.writer else []))

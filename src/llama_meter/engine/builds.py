@@ -55,15 +55,8 @@ OPTIONS = (
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = offer("engine list")
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
-ASIDE = (
-    "patches",
-    "tests",
-    "models",
-    "target",
-    "libraries",
-    "packages",
-    "sha256",
-)  # how a build is made, not what it is
+# How a build is made, not what it is.
+ASIDE = ("patches", "tests", "models", "target", "libraries", "packages", "sha256")
 RELEASED = ("llama", "ggml-base", "ggml-cpu", "ggml")  # the targets of a release
 NO_AMX = {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}  # the Makefile gives the reason
 
@@ -263,6 +256,7 @@ def _release(sdist: Path, source: Path, partial: Path, tools: dict[str, str], on
 
 def fetch(release: str = "", sha256: str = "") -> Path:
     """A release's sdist, downloaded by pip if missing; nothing is compiled. The one in requirements.lock by default."""
+    pinned = RELEASES.name if release else "requirements.lock"
     if not release:
         release, sha256 = locked()
         if (installed := version(PACKAGE)) != release:
@@ -271,9 +265,9 @@ def fetch(release: str = "", sha256: str = "") -> Path:
     path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
     if not (path.exists() and sha256_of(path) == sha256):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent)
+        _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent, pinned)
     if not path.exists() or sha256_of(path) != sha256:
-        raise StudyError(str(path), f"does not match the pinned hash, {sha256[:12]}…", f"rm {path}")
+        raise StudyError(str(path), f"does not match the hash in {pinned}, {sha256[:12]}…", f"rm {path}")
     return path
 
 
@@ -345,9 +339,8 @@ def compile_target(
             "GGML_LIBRARIES": str(installed_libraries()),
             "GGML_HEADERS": str(source / "ggml" / "include"),
         }
-    values = values | dict(option.split("=", 1) for option in options)
     how = f"Debian: apt-get install {' '.join(packages)}" if packages else COMPILER_HELP
-    _compile(source, into, values, [target], tools, on_step, turned_on, how)
+    _compile(source, into, values, [target], tools, on_step, turned_on, options, how)
 
 
 def _compile(
@@ -358,9 +351,13 @@ def _compile(
     tools: dict[str, str],
     on_step: OnStep,
     turned_on: Sequence[str] = (),
+    options: Sequence[str] = (),
     how: str = COMPILER_HELP,
 ) -> None:
-    """Configure and compile targets with the flags that all builds share; `how`: the mend where CMake fails."""
+    """Configure and compile targets with the flags that all builds share; `options` overrule those of the environment.
+
+    `how`: the mend where CMake fails.
+    """
     values = {
         "CMAKE_MAKE_PROGRAM": tools["ninja"],
         "CMAKE_BUILD_TYPE": "Release",
@@ -372,6 +369,7 @@ def _compile(
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
     own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as in the installed engine's build
+    own += [f"-D{option}" for option in options]
     asked = [*command, *(f"-D{key}={value}" for key, value in values.items()), *own]
     _run(asked, "CMake", lambda line: None, how, _outside(source))
     jobs = str(os.cpu_count() or 1)
@@ -442,7 +440,7 @@ def _compiler() -> str:
     raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
 
 
-def _download(requirement: str, into: Path) -> None:
+def _download(requirement: str, into: Path, pinned: str) -> None:
     wanted = into / "requirement.txt"
     wanted.write_text(requirement, encoding="utf-8")
     quiet = ("--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20")
@@ -451,7 +449,7 @@ def _download(requirement: str, into: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         mismatch = "DO NOT MATCH THE HASHES" in done.stderr
-        why = "what came has another hash than the pinned one" if mismatch else _last_words(done.stderr)
+        why = f"what came has another hash than {pinned}" if mismatch else _last_words(done.stderr)
         raise StudyError(f"pip download {PACKAGE}", why, "check the network (or pip's index), then try again")
 
 

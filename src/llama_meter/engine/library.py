@@ -45,9 +45,9 @@ def describe() -> dict[str, Any]:
         content = path.read_bytes()
         digest.update(content)
         compilers |= {b" ".join(filter(None, found)).decode() for found in COMPILER.findall(content)}
-    folder, base = Path(llama._base_path).resolve(), ggml("ggml-base")
+    folder, base, own = Path(llama._base_path).resolve(), ggml("ggml-base"), _own_words()
     return {
-        "binding": f"llama-cpp-python {_own_words().get('release') or version('llama-cpp-python')}",
+        "binding": f"llama-cpp-python {own.get('release') or version('llama-cpp-python')}",
         "llama": _said(llama, "llama_version"),
         "ggml": _said(base, "ggml_version"),
         "commit": _said(base, "ggml_commit"),
@@ -57,7 +57,7 @@ def describe() -> dict[str, Any]:
         "libraries": [path.stem for path in library_files()],
         "compiler": ", ".join(sorted(compilers)),
         "pinned": builds.is_pinned(folder),
-    } | _as_set({name: said for name, said in _own_words().items() if name != "ggml"})
+    } | _as_set({name: said for name, said in own.items() if name != "ggml"})
 
 
 def _said(library: Any, name: str) -> str:

@@ -161,9 +161,8 @@ def _resident(cell: Relay, ready: list[Loaded]) -> list[float]:
 def _opened(stack: ExitStack, cell: Relay, path: Path) -> tuple[Session, Loaded]:
     """A warm context on a file, which ends with the stack. All of a cell have one layout."""
     before, start = float(machine.memory().rss), clock()
-    n = max(cell.n_threads // 2, 1) if cell.overlaps else cell.n_threads
-    room = {"n_seq_max": cell.n_seq, "swa_full": False, "n_threads": n, "n_threads_batch": n}
-    config = sessions.config(cell, cell.n_prompt + cell.n_gen, **room)
+    threads = {"n_threads": cell.threads_each, "n_threads_batch": cell.threads_each}
+    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False, **threads)
     session = stack.enter_context(Session(path, config))
     loaded = clock()
     _warm(session, drawn(cell, session.n_vocab)[0, 0])

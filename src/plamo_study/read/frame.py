@@ -124,5 +124,5 @@ def unstarred(name: str) -> str:
 
 
 def build_name(engine: dict[str, Any]) -> str:
-    """A build by what it corrects, as `measure.defects` names it; "stock" when it corrects nothing."""
-    return defects.build_name(engine.get("corrects", ()))
+    """A release by its version, another build by what it corrects (`measure.defects`); "stock" when that is nothing."""
+    return engine.get("release") or defects.build_name(engine.get("corrects", ()))
