@@ -30,6 +30,7 @@ from llama_meter.engine import note, structures
 from llama_meter.errors import StudyError, offer
 
 PACKAGE = "llama-cpp-python"
+LOCK = "requirements.lock"
 DEFINED = paths.DATA / "upstream" / "engines.toml"
 RELEASES = paths.DATA / "upstream" / "releases.toml"
 PATCHES = paths.DATA / "upstream" / "patches"
@@ -256,7 +257,7 @@ def _release(sdist: Path, source: Path, partial: Path, tools: dict[str, str], on
 
 def fetch(release: str = "", sha256: str = "") -> Path:
     """A release's sdist, downloaded by pip if missing; nothing is compiled. The one in requirements.lock by default."""
-    pinned = RELEASES.name if release else "requirements.lock"
+    pinned = RELEASES.name if release else LOCK
     if not release:
         release, sha256 = locked()
         if (installed := version(PACKAGE)) != release:
@@ -273,10 +274,10 @@ def fetch(release: str = "", sha256: str = "") -> Path:
 
 def locked() -> tuple[str, str]:
     """Version and SHA-256 of the engine's sdist in requirements.lock."""
-    text = (paths.ROOT / "requirements.lock").read_text(encoding="utf-8")
+    text = (paths.ROOT / LOCK).read_text(encoding="utf-8")
     found = re.search(rf"^{PACKAGE}==(\S+).*\n\s+--hash=sha256:([0-9a-f]{{64}})\s*$", text, re.MULTILINE)
     if not found:
-        raise StudyError("requirements.lock", f"does not pin one file of {PACKAGE}", "git checkout requirements.lock")
+        raise StudyError(LOCK, f"does not pin one file of {PACKAGE}", "git checkout requirements.lock")
     return found[1], found[2]
 
 
@@ -440,7 +441,7 @@ def _compiler() -> str:
     raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
 
 
-def _download(requirement: str, into: Path, pinned: str) -> None:
+def _download(requirement: str, into: Path, pinned: str = LOCK) -> None:
     wanted = into / "requirement.txt"
     wanted.write_text(requirement, encoding="utf-8")
     quiet = ("--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20")
