@@ -9,7 +9,7 @@ from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck.selfcheck import example_row
 from darwin import ENGINE as APPLE
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from llama_meter import paths
@@ -117,8 +117,10 @@ def test_the_oracle_rounds_as_the_backend_that_it_judges(monkeypatch):
         tensor.name for tensor in tensors.tensor_table(path) if tensor.dtype == "Q4_K" and tensor.shape[1] == 256
     )
     found = {each: weights.Weights(path, each).linear(x, name) for each in ("", "CPU", "CUDA", "Metal")}
+    alone = weights.Weights(path, "CUDA")
+    alone.stepped_from = 0
     q8_0 = weights.rounded(x, GGMLQuantizationType.Q8_0) @ weights.Weights(path).array(name).T
-    assert np.array_equal(found["CUDA"], q8_0), "blocks of 32 numbers"
+    assert np.array_equal(alone.linear(x, name), q8_0), "blocks of 32 numbers"
     assert np.array_equal(found["Metal"], found[""]), "inputs stay in F32"
     assert relative_error(found["CPU"], found["CUDA"]) > 1e-3, "blocks of 256 numbers"
 
@@ -133,17 +135,64 @@ def test_the_oracle_rounds_quantized_weights_inputs_to_what_the_table_of_casts_s
         assert said == {to and to.name}, kind
 
 
-def test_a_product_that_adds_its_offset_before_rounding_is_off_by_what_cuda_is_allowed_in_q4_0():
+OFFSETS = {  # of a block of 32 weights, from its stored bytes: (out, in / 32)
+    "Q4_0": lambda blocks: -8 * halves(blocks, 0),
+    "Q4_1": lambda blocks: halves(blocks, 2),
+    "Q5_0": lambda blocks: -16 * halves(blocks, 0),
+    "Q5_1": lambda blocks: halves(blocks, 2),
+    "Q4_K": lambda blocks: minima(blocks),
+    "Q5_K": lambda blocks: minima(blocks),
+}
+
+
+def halves(blocks, at):
+    """The F16 number at a byte of each block."""
+    return blocks[..., at : at + 2].copy().view(np.float16)[..., 0].astype(np.float32)
+
+
+def minima(blocks):
+    """Of each eighth of a block: its minimum, whose 6 bits lie as ggml-quants.c's get_scale_min_k4 takes them."""
+    packed = blocks[..., 4:16].astype(int)
+    low, high = packed[..., 4:8] & 63, (packed[..., 8:12] >> 4) | ((packed[..., 4:8] >> 6) << 4)
+    return -(halves(blocks, 2)[..., None] * np.concatenate([low, high], axis=-1)).reshape(len(blocks), -1)
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_a_weight_whose_bits_are_zero_is_worth_its_blocks_offset(name):
+    if name in ("Q4_K", "Q5_K"):
+        files.make_models(planned(f"{name}_M"))
+        path = recipes.model_path(HYBRID, "mini", f"{name}_M")
+        stored = next(each.data for each in GGUFReader(path).tensors if each.tensor_type.name == name)
+    else:
+        stored = quantize(np.random.default_rng(0).normal(size=(8, 256)).astype("f"), GGMLQuantizationType[name])
+    kind = GGMLQuantizationType[name]
+    blocks = stored.reshape(len(stored), -1, GGML_QUANT_SIZES[kind][1])
+    assert np.allclose(weights.offsets(stored, kind), OFFSETS[name](blocks), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_that_do(tmp_path, stepped):
     """As ggml-cuda/vecdotq.cuh does: the scale times (what the 4 bits give with rounded inputs, less 8 times the sum of
-    the block before rounding, in F16)."""
+    the block before rounding, in F16). On tensor cores mmq.cuh folds the 8 into whole numbers."""
     rng, kind = np.random.default_rng(0), GGMLQuantizationType.Q4_0
     x, stored = rng.normal(size=(8, 2048)).astype(np.float32), quantize(rng.normal(size=(512, 2048)).astype("f"), kind)
-    scales = stored.reshape(512, 64, 18)[:, :, :2].copy().view(np.float16)[..., 0].astype(np.float32)
+    path = tmp_path / "one.gguf"
+    writer = GGUFWriter(path, "plamo2")
+    writer.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     rounded = weights.rounded(x, GGMLQuantizationType.Q8_0)
     sums = [each.reshape(8, 64, 32).sum(-1) for each in (rounded, x)]
     right = rounded @ dequantize(stored, kind).T
-    theirs = right + 8 * (sums[0] - sums[1].astype(np.float16).astype(np.float32)) @ scales.T
-    assert 0.005 < relative_error(theirs, right) < tolerance.CUDA_PART["Q4_0"]
+    lost = sums[0] - sums[1].astype(np.float16).astype(np.float32)
+    theirs = right + 8 * lost @ halves(stored.reshape(512, 64, 18), 0).T
+    found = weights.Weights(path, "CUDA")
+    found.stepped_from = 0 if stepped else None
+    assert found.depends_on_calls()
+    assert relative_error(found.linear(x, "blk.0.ffn_up.weight"), theirs if stepped else right) < 1e-5
+    assert relative_error(theirs, right) > 0.01, "beyond rounding, so that the two ways differ"
 
 
 def test_an_offset_that_cuda_adds_before_rounding_is_allowed_for_there_alone():

@@ -2,8 +2,10 @@
 
 import asyncio
 import resource
+import threading
 import time
 from dataclasses import replace
+from http import server as http_server
 from itertools import pairwise
 
 import misbehaving
@@ -474,6 +476,28 @@ def test_a_server_that_does_not_start_says_its_last_words_and_a_slow_one_is_not_
         pass
     with pytest.raises(StudyError):
         server_build.libraries("no-such-build")
+
+
+def test_a_server_whose_port_was_taken_while_it_loaded_is_started_on_another(tmp_path, monkeypatch):
+    setup, free = stand_in(tmp_path, monkeypatch), server.free_port()
+    with http_server.HTTPServer(("127.0.0.1", 0), Taken) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        ports = iter([other.server_port, free])
+        monkeypatch.setattr(server, "free_port", lambda: next(ports))
+        with server.started(setup) as running:
+            assert running.url.endswith(f":{free}")
+        monkeypatch.setattr(server, "free_port", lambda: other.server_port)
+        with pytest.raises(StudyError, match=f"another program listens on its port, {other.server_port}"):
+            server.started(setup).__enter__()
+        other.shutdown()
+
+
+class Taken(http_server.BaseHTTPRequestHandler):
+    """Another program's server, which answers anything."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
 
 
 def cell(model=HYBRID, **fields):

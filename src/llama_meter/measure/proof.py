@@ -89,12 +89,13 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     greedy, n_evaluated = _greedy(session, cell.n_gen), session.n_evaluated
     sums, watched = _watched(session, tokens, half)
     backend = computed_on(cell)
-    oracle, allowed = Oracle(path, backend, window), part_tolerance(cell, backend)
+    oracle, allowed = Oracle(path, backend, window, stepped_from=half), part_tolerance(cell, backend)
     judged = judge(oracle, tokens, sums, watched, parts_only=cell.judged == "parts")
     if cell.judged == "parts":
         return _parts_alone(cell, judged, watched, stepped, whole, allowed)
+    together = Oracle(path, backend, window).logits(tokens) if oracle.depends_on_calls else judged.logits
     verdicts = {
-        "prefill": agreement(whole, judged.logits, tolerance(cell)),
+        "prefill": agreement(whole, together, tolerance(cell)),
         "decode": agreement(stepped, judged.logits, tolerance(cell)),
     }
     checks: dict[str, float | bool] = {f"{name}_error": v.max_relative_error for name, v in verdicts.items()}

@@ -29,7 +29,8 @@ class Oracle:
     distinguish that rounding from a wrong computation; the logits are then this backend's, not the model's.
 
     llama.cpp applies no window to PLaMo 2, though its configurations publish one. `window`: that of a build that does,
-    in tokens (0 for none); PLaMo 3 has its own in the file.
+    in tokens (0 for none); PLaMo 3 has its own in the file. `stepped_from`: the first token that the engine evaluates
+    in a call of its own, where CUDA's kernels round otherwise; None for none.
 
     Raises
     ------
@@ -38,8 +39,12 @@ class Oracle:
 
     """
 
-    def __init__(self, path: "Path | str | Oracle", rounds_as: str = "", window: int = 0):
+    def __init__(
+        self, path: "Path | str | Oracle", rounds_as: str = "", window: int = 0, stepped_from: int | None = None
+    ):
         self._weights: Weights = path._weights if isinstance(path, Oracle) else Weights(path, rounds_as)
+        if not isinstance(path, Oracle):
+            self._weights.stepped_from = stepped_from
         self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
@@ -68,6 +73,11 @@ class Oracle:
             x = x + self.mixed(layer, x)
             x = x + self.fed(layer, x)
         return self.head(x if positions is None else x[list(positions)])
+
+    @property
+    def depends_on_calls(self) -> bool:
+        """Whether logits depend on `stepped_from`, by the backend's rounding and the file's types."""
+        return self._weights.depends_on_calls()
 
     def embedded(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """The input of layer 0, (n_tokens, hidden) float32."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType as Type, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, GGUFReader
 from gguf.quants import dequantize, quantize
 
 from llama_meter.errors import StudyError, offer, offer_check
@@ -28,6 +28,14 @@ CUDA = {t: t for t in PLAIN} | dict.fromkeys((*SMALL, *LARGE), Type.Q8_0)
 ROUNDED_TO: dict[str, dict[Type, Type]] = {"": {}, "CPU": CPU, "Vulkan": CPU, "CUDA": CUDA, "Metal": {}}
 K_BLOCK = 256  # numbers that share a scale in Q8_K
 
+# CUDA's kernels add the offset of a block of weights times the sum of its inputs. Of these types it is the sum before
+# rounding, in F16: for up to 8 columns ggml-cuda/vecdotq.cuh, for more mmq.cuh (MMQ_Q8_1_DS_LAYOUT_DS4; on tensor cores
+# Q4_0 has no offset). Q2_K's products of many columns have other blocks, which are not followed.
+OFFSET = {Type.Q4_0: 2, Type.Q4_1: 4, Type.Q5_0: 2, Type.Q5_1: 4, Type.Q4_K: 16, Type.Q5_K: 16}  # bytes before the bits
+STEPPED = {"CUDA": (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1)}
+TOGETHER = {"CUDA": (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)}
+Q8_BLOCK = 32  # numbers that share a sum
+
 
 class Weights:
     """A memory-mapped GGUF. `rounds_as` is explained in `Oracle`.
@@ -41,6 +49,8 @@ class Weights:
 
     def __init__(self, path: Path | str, rounds_as: str = ""):
         self.path, self._rounded_to = Path(path), ROUNDED_TO[rounds_as]
+        self._stepped, self._together = STEPPED.get(rounds_as, ()), TOGETHER.get(rounds_as, ())
+        self.stepped_from: int | None = None  # the first token that is evaluated in a call of its own; None: none is
         if not self.path.is_file():
             raise StudyError(str(path), "no such file", offer("models make"))
         try:
@@ -99,13 +109,32 @@ class Weights:
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time."""
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
-        to = self._rounded_to.get(self._tensor(name).tensor_type)
+        kind = self._tensor(name).tensor_type
+        to, lost = self._rounded_to.get(kind), self._lost(x, kind)
         x = x if to is None else rounded(x, to)
         y = np.empty((len(x), n_out), dtype=np.float32)
         for start in range(0, n_out, step):
             block = slice(start, start + step)
             y[:, block] = x @ self.rows(name, block).T
+            if lost is not None:
+                y[:, block] += lost @ offsets(self._tensor(name).data[block], kind).T
         return y
+
+    def depends_on_calls(self) -> bool:
+        """Whether a token's products are rounded otherwise in a call of its own than together with others."""
+        differ = set(self._stepped) ^ set(self._together)
+        return any(tensor.tensor_type in differ for tensor in self._tensors.values())
+
+    def _lost(self, x: np.ndarray, kind: Type) -> np.ndarray | None:
+        """How much larger each block's sum of inputs, (n_tokens, in / 32), was before rounding; None: does not matter."""
+        first = len(x) if self.stepped_from is None else self.stepped_from
+        if kind not in (*self._stepped, *self._together):
+            return None
+        blocks, after = (each.reshape(len(x), -1, Q8_BLOCK).sum(-1) for each in (x, rounded(x, Type.Q8_0)))
+        lost = blocks.astype(np.float16).astype(np.float32) - after
+        lost[:first] *= kind in self._together
+        lost[first:] *= kind in self._stepped
+        return lost
 
     def _enter_layer_of(self, name: str) -> bool:
         """Keep the tensors of one layer at a time; False for a tensor of no layer."""
@@ -129,6 +158,14 @@ class Weights:
 def rounded(x: np.ndarray, to: Type) -> np.ndarray:
     """`x` (n_tokens, in) after rounding to a type and back, float32."""
     return _rounded_to_q8_k(x) if to == Type.Q8_K else dequantize(quantize(x, to), to)
+
+
+def offsets(data: np.ndarray, kind: Type) -> np.ndarray:
+    """What a weight is worth whose bits are zero, for each 32 of rows of stored weights: (out, in / 32) float32."""
+    _, size = GGML_QUANT_SIZES[kind]
+    blocks = np.array(data).reshape(len(data), -1, size)
+    blocks[..., OFFSET[kind] :] = 0
+    return dequantize(blocks.reshape(data.shape), kind)[:, ::Q8_BLOCK]
 
 
 def _rounded_to_q8_k(x: np.ndarray) -> np.ndarray:

@@ -11,11 +11,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal
+
+import psutil
 
 from llama_meter import children
 from llama_meter.engine import builds, server_build
@@ -24,6 +26,7 @@ from llama_meter.measure import machine
 from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
 Kind = Literal["llama-server", "llama_cpp.server"]
+PORTS = 3  # that are tried
 START_S, LOOK_S, END_S = 300.0, 0.05, 10.0  # seconds until it listens (the first time, a Mac compiles Metal's shaders
 # for it); between two checks; from terminate to kill
 READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # the path that answers 200 when it is ready
@@ -49,6 +52,10 @@ class Setup:
     libraries: Path | None = None
     binary: Path | None = None  # the llama-server; by default the one that `find` finds
     options: tuple[str, ...] = ()
+
+
+class TakenError(StudyError):
+    """Another program listens on the port that a server was given."""
 
 
 class Server:
@@ -128,16 +135,25 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
 
     Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
     """
-    port, setup = free_port(), _settled(setup)
-    with tempfile.TemporaryFile() as log, children.guard() as guarded:
-        process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries, setup.n_gpu_layers), log)
-        guarded(process.pid)
-        server = Server(f"http://127.0.0.1:{port}", process, log)
-        try:
-            _await(server, READY[setup.kind], time.monotonic() + start_s)
-            yield server
-        finally:
-            _end(process)
+    setup, until = _settled(setup), time.monotonic() + start_s
+    with tempfile.TemporaryFile() as log, ExitStack() as running:
+        yield _listening(setup, log, running, until)
+
+
+def _listening(setup: Setup, log: IO[bytes], running: ExitStack, until: float) -> Server:
+    """A server that has begun to listen, on another port where the first was taken while it loaded its model."""
+    for tries_left in reversed(range(PORTS)):
+        port = free_port()
+        with suppress(TakenError) if tries_left else nullcontext(), ExitStack() as started_here:
+            guarded = started_here.enter_context(children.guard())
+            process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries, setup.n_gpu_layers), log)
+            started_here.callback(_end, process)
+            guarded(process.pid)
+            server = Server(f"http://127.0.0.1:{port}", process, log)
+            _await(server, port, READY[setup.kind], until)
+            running.push(started_here.pop_all())
+            return server
+    raise AssertionError
 
 
 def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:
@@ -194,17 +210,32 @@ def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> sub
         raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
 
 
-def _await(server: Server, path: str, until: float) -> None:
+def _await(server: Server, port: int, path: str, until: float) -> None:
     from llama_meter import http  # its import takes 0.1 s, so only starting a server pays for it
 
     while time.monotonic() < until:
-        if why := server.ended():
+        why, answers = server.ended(), http.answers(server.url + path)
+        if why and answers:
+            raise TakenError("the server", f"{why}: another program listens on its port, {port}", "try again")
+        if why:
             tail = " ".join(server.log().strip().splitlines()[-2:])
             raise StudyError("the server", f"{why} before it listened: {tail}", "read its last words above")
-        if http.answers(server.url + path):
+        if answers and _listens(server.process.pid, port):
             return
         time.sleep(LOOK_S)
     raise StudyError("the server", "does not listen in time", "give it longer, or look whether memory is short")
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process, or one that it started, is what listens on a port; also where the system does not say."""
+    try:
+        own = psutil.Process(pid)
+        found = [each for one in (own, *own.children(recursive=True)) for each in one.net_connections("tcp")]
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
