@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
@@ -10,7 +11,7 @@ from llama_meter.engine.library import capture_log
 from llama_meter.engine.parts import CACHE, CONVOLUTION, PARTS, RECURRENT, parts, spliced
 from llama_meter.engine.session import EngineError, Session
 from llama_meter.errors import StudyError
-from llama_meter.measure import quantizing
+from llama_meter.measure import quantizing, watch
 from llama_meter.measure.asked import sweep
 from llama_meter.models import recipes, registry
 from llama_meter.workloads import handover, quality, relay
@@ -213,6 +214,20 @@ def test_a_reader_reads_on_while_answers_are_written_and_each_answer_stays_right
     own = batches[relay.WARM_STEPS :]
     assert sum(map(len, own)) == 3 * cell.n_gen, "every answer whole, none twice"
     assert all(batch == list(range(batch[0], batch[-1] + 1)) for batch in own), "they join and leave in order"
+
+
+@pytest.mark.parametrize("n_seq", [1, 3])
+def test_what_a_reader_computes_in_a_process_of_its_own_is_no_other_program_s(n_seq, folder, monkeypatch):
+    counted, usual = [], watch.timed
+
+    def seen(*helpers):
+        counted.append([psutil.Process(pid).cmdline() for pid in helpers])
+        return usual(*helpers)
+
+    monkeypatch.setattr(watch, "timed", seen)
+    relayed(msgspec.structs.replace(REQUEST, n_seq=n_seq, n_processes=2), folder)
+    assert counted
+    assert all(any("relay" in word for word in command) for (command,) in counted)
 
 
 def test_a_reader_that_dies_while_answers_are_written_is_named(folder, monkeypatch):

@@ -126,7 +126,7 @@ class Weights:
         return any(tensor.tensor_type in differ for tensor in self._tensors.values())
 
     def _lost(self, x: np.ndarray, kind: Type) -> np.ndarray | None:
-        """How much larger each block's sum of inputs, (n_tokens, in / 32), was before rounding; None: does not matter."""
+        """How much larger each sum of 32 inputs, (n_tokens, in / 32), was before rounding; None: does not matter."""
         first = len(x) if self.stepped_from is None else self.stepped_from
         if kind not in (*self._stepped, *self._together):
             return None

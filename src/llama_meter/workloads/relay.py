@@ -67,6 +67,7 @@ class Here:
     """A reader in this process."""
 
     session: Session
+    helpers: tuple[int, ...] = ()
 
     def state(self, _: Wanted, prompt: np.ndarray) -> tuple[np.ndarray, Read]:
         """The state of a prompt, and what it took."""
@@ -80,9 +81,10 @@ class Here:
 
 @dataclass
 class There:
-    """A reader in another process, which knows the prompts."""
+    """A reader in another process, which knows the prompts; its CPU time is the cell's own."""
 
     line: socket.socket
+    helpers: tuple[int, ...]
 
     def state(self, wanted: Wanted, _: np.ndarray) -> tuple[np.ndarray, Read]:
         """The state of a prompt, once all of it is here."""
@@ -113,8 +115,8 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
         reader: Here | There | None = None
         if cell.n_processes > 1:
             task = Reading(cell=cell, path=str(path))
-            started = stack.enter_context(peers.started("llama_meter.workloads.relay", {"the reader": task}))
-            reader = There(started["the reader"].line)
+            peer = stack.enter_context(peers.started("llama_meter.workloads.relay", {"the reader": task}))["the reader"]
+            reader = There(peer.line, (peer.process.pid,))
             first = peers.receive(reader.line, Loaded)
             stage("load 2")
             writer, last = _opened(stack, cell, others[0])
@@ -200,7 +202,8 @@ def _answered(
     writer.clear()
     read = save = load = counted = 0
     states: list[bytes] = []
-    with watch.timed():
+    helpers = reader.helpers if reader else ()
+    with watch.timed(*helpers):
         for seq, stream in enumerate(streams):
             start = clock()
             if reader is None:
@@ -216,7 +219,7 @@ def _answered(
             read, save, load = read + took.read_ns, save + here - start - took.read_ns, load + loaded - here
     if reader is None:
         states = [writer.get_state(seq) for seq in range(cell.n_seq)]
-    with watch.timed():
+    with watch.timed(*helpers):
         start = clock()
         for step in steps:
             writer.decode(step)
@@ -240,7 +243,7 @@ def _overlapped(
     at: dict[int, int] = {}  # the next token of every answer that is being written
     last: dict[int, np.ndarray] = {}
     writer.clear()
-    with watch.timed():
+    with watch.timed(*reader.helpers):
         for seq in range(cell.n_seq):
             peers.send(reader.line, Wanted(repetition=repetition, seq=seq))
         while len(last) < cell.n_seq:
