@@ -62,6 +62,7 @@ NOTEBOOKS = {
     "14-methods": "how a number gets onto a page: processes, gates, watch, intervals",
     "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
     "16-two-files": "may one file read the prompt and another write the answer",
+    "17-builds": "which build of llama.cpp is right, and since when users may share it",
 }
 STUDIES = {
     "your-machine": Study("your_machine.your_machine", weight=4),
@@ -105,6 +106,7 @@ STUDIES = {
     "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
     "16-pairs": Study("handover.pairs", at_mini=True, weight=2),
     "16-requests": Study("handover.requests", weight=2),
+    "17-builds": Study("history.builds", at_mini=True, aside=True, whole=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 OF_PAIRS = "16-two-files"  # the notebook whose files have to be of one model
