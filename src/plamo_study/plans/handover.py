@@ -29,6 +29,7 @@ TYPES = ("BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")  
 FEW = ("Q8_0", "Q4_K_M", "Q4_0", "Q2_K")  # where something else is varied
 COARSE = ("Q4_K_M", "Q4_0", "Q2_K")
 MIXED = ("Q8_0-ssm_out-BF16", "Q4_0-ssm_out-F16")  # of the hybrid
+EQUAL = "Q8_0-ffn_down-F16-ssm_out-F16"  # of the hybrid: about as large as the files that read and write requests
 APART = ("Q4_0", "Q4_0-ssm_out-F16", "F16-ssm_out-Q4_0")  # readers that tell what ssm_out alone does
 OTHER_TEXT = "english-heldout"
 PROMPT, WRITTEN, TEXTS, LONGER = 256, 64, 32, 256  # tokens read and written, texts, and tokens of a longer answer
@@ -78,6 +79,7 @@ def _of_model(base: Handover) -> Iterator[Handover | None]:
     yield change(base, candidates=TYPES + (MIXED if hybrid else ()))
     yield change(base, candidates=COARSE, asked="parts") if hybrid else None
     yield change(base, candidates=APART, paired="few") if hybrid else None
+    yield change(base, candidates=(EQUAL,), paired="few") if hybrid else None
     yield change(few, candidates=COARSE, asked="free")
     yield _on(few, OTHER_TEXT)
     yield change(few, dtype="F32")
@@ -154,6 +156,8 @@ def _requests(base: Relay, sweep: Sweep) -> Iterator[Relay]:
         yield from (several := [change(cell, n_seq=SEVERAL) for cell in together])
         yield change(several[-1], n_processes=2)  # reads on while it writes
         yield from (change(of(READS, WRITES, shape), n_processes=2) for shape in shapes)
+        if model == MODELS[0]:
+            yield from (of(EQUAL, EQUAL, shape) for shape in shapes)
 
 
 def _requests_of_files(base: Relay, sweep: Sweep) -> Iterator[Relay]:
