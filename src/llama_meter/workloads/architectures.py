@@ -1,5 +1,6 @@
 """The questions by name: what the engine is asked to do, with prompts of which lengths, and with which numbers."""
 
+import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,9 @@ QUESTIONS = {
 }
 
 NAME = "architectures"  # of the build
-SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}}
+WITHOUT = "no vocabulary"  # whole, and readable by builds that do not know the generator's tokenizer
+SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, WITHOUT: {}}
+TOKENIZER = b"tokenizer.ggml.model" + struct.pack("<IQ", 8, 4)  # the key of a text of four letters in a GGUF
 LIMIT_S = 60.0
 
 
@@ -116,6 +119,8 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
         said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "error" in line.lower()]
         why = said[-1].rpartition("/")[2] if said else "not supported"
         raise StudyError(f"no file of {arch} in this shape", why, "ask another architecture, or its usual shape")
+    if shape == WITHOUT:
+        path.write_bytes(path.read_bytes().replace(TOKENIZER + b"test", TOKENIZER + b"none"))
     return path
 
 
