@@ -293,6 +293,15 @@ def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sour
 # ---------------------------------------------------------------- builds beside one another
 
 
+def test_bindings_of_a_release_on_the_path_are_not_taken_for_the_installed_engine(tmp_path, monkeypatch):
+    before = engines.installed_libraries()
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert engines.installed_libraries() == before
+    assert any(before.glob("libllama.*"))
+
+
 def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
     other = tmp_path / "other"  # the same libraries under another name: what `--beside DIR` expects of a build
     shutil.copytree(engines.installed_libraries(), other, symlinks=True)

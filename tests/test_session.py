@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
+from gguf import GGUFWriter
 
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params
@@ -61,3 +62,13 @@ def test_without_layers_on_a_gpu_the_engine_is_given_none():
     assert params.n_gpu_layers == 0
     assert ctypes.c_void_p.from_address(params.devices).value is None
     assert not model_params(SessionConfig(64, n_gpu_layers=-1)).devices
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
+    writer = GGUFWriter(path := tmp_path / "strange.gguf", "nonesuch")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    capture_log([])
+    with pytest.raises(EngineError, match=r"strange\.gguf: .*unknown model architecture: 'nonesuch'"):
+        Session(path, SessionConfig(16))

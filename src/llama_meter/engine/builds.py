@@ -20,8 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -388,11 +387,11 @@ def assemble(libraries: Sequence[str], built: Path, into: Path) -> Path:
 
 
 def installed_libraries() -> Path:
-    """Folder of the installed package's shared libraries, without importing it: an import loads them."""
-    found = find_spec("llama_cpp")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "lib"
+    """Folder of the installed package's shared libraries, without importing it: an import loads them.
+
+    Where a release's own bindings come first on the path, it is still the installed package's.
+    """
+    return Path(str(distribution(PACKAGE).locate_file("llama_cpp"))) / "lib"
 
 
 def _is_current(name: str) -> bool:

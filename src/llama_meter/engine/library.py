@@ -25,7 +25,9 @@ GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its
 # llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both
 GRAPH = re.compile(rb"\bgraph(?: \(pp [^)]*\))?: nodes = [^,]*, splits = (\d+)(?: / (\d+))?,")
 COMPILER = re.compile(rb"(GCC): \([^)\0]{0,80}\) (\d+)\.|(clang) version (\d+)\.")  # as ELF files name theirs
+REFUSAL = re.compile(rb"error loading model[^:\n]*: ([^\n]{1,200})")  # llama.cpp, llama_model_load
 _splits: list[tuple[int, int]] = []
+_refusals: list[str] = []
 _keep_alive: list[Any] = []
 
 
@@ -161,11 +163,18 @@ def splits() -> tuple[int, int] | None:
     return (max(prompt for prompt, _ in _splits), max(step for _, step in _splits)) if _splits else None
 
 
+def refusal() -> str:
+    """Why llama.cpp last did not load a model, in its words; "" where it did not say, or the log is not captured."""
+    return _refusals[-1] if _refusals else ""
+
+
 def _log_to(write: Callable[[bytes], None]) -> None:
     @llama.llama_log_callback
     def on_log(level: int, text: bytes, user_data: int) -> None:
         if found := GRAPH.search(text):
             _splits.append((int(found[1]), int(found[2] or found[1])))
+        if found := REFUSAL.search(text):
+            _refusals.append(found[1].decode(errors="replace"))
         write(text)
 
     _keep_alive.append(on_log)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from llama_meter.engine import library
 from llama_meter.engine.bindings import llama
 from llama_meter.engine.ggml import TYPES
 
@@ -344,7 +345,8 @@ def load(path: Path | str, params: "llama.llama_model_params") -> int:
     """Load a model file; EngineError where llama.cpp cannot."""
     model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
-        raise EngineError(f"llama.cpp cannot load {path}")
+        why = library.refusal()
+        raise EngineError(f"llama.cpp cannot load {path}{': ' * bool(why)}{why}")
     return model
 
 
