@@ -1,6 +1,5 @@
 """The questions by name: what the engine is asked to do, with prompts of which lengths, and with which numbers."""
 
-import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +98,9 @@ QUESTIONS = {
 }
 
 NAME = "architectures"  # of the build
-WITHOUT = "no vocabulary"  # whole, and readable by builds that do not know the generator's tokenizer
-SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, WITHOUT: {}}
-TOKENIZER = b"tokenizer.ggml.model" + struct.pack("<IQ", 8, 4)  # the key of a text of four letters in a GGUF
+PLAIN = "plain"  # whole, and readable by older builds: without the generator's tokenizer and factors of tensors
+SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, PLAIN: {}}
+FACTORS = (".scale", ".input_scale")  # of a tensor, as NVFP4 has them; builds before they came refuse them
 LIMIT_S = 60.0
 
 
@@ -119,8 +118,29 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
         said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "error" in line.lower()]
         why = said[-1].rpartition("/")[2] if said else "not supported"
         raise StudyError(f"no file of {arch} in this shape", why, "ask another architecture, or its usual shape")
-    if shape == WITHOUT:
-        path.write_bytes(path.read_bytes().replace(TOKENIZER + b"test", TOKENIZER + b"none"))
+    return _without_news(path) if shape == PLAIN else path
+
+
+def _without_news(path: Path) -> Path:
+    """Write a file again without what older builds refuse: a tokenizer that is called "test", and factors of tensors."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter  # 0.2 s, and only such files need it
+
+    reader, partial = GGUFReader(path), path.with_suffix(".partial")
+    writer = GGUFWriter(partial, str(reader.fields["general.architecture"].contents()))
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            value = "none" if field.name == "tokenizer.ggml.model" else field.contents()
+            kind, sub = field.types[0], field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            if value != []:
+                writer.add_key_value(field.name, value, kind, sub)
+    for tensor in reader.tensors:
+        if not tensor.name.endswith(FACTORS):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(path)
     return path
 
 

@@ -21,6 +21,6 @@ def builds(scale: str, gpu: bool = False) -> Plan:
     plain = [cell for cell in every if (cell.dtype, cell.shape) == ("F32", "whole")]
     gate = Gate(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
     gates = [change(gate, model=model) for model in MODELS]
-    asked = [change(cell, shape=architectures.WITHOUT) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)]
+    asked = [change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)]
     cells = (*gates, *asked)
     return replace(usual, study="17-builds", cells=cells, compared=cells, needed=len(cells))
