@@ -1,7 +1,7 @@
 """One model and one context: prefill, decode, logits and per-sequence state through llama.cpp's batch API."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -230,9 +230,8 @@ class Session:
 
         `part`: "fixed" omits keys and values that can be removed token by token.
         """
-        flags = STATE_PARTS[part]
-        buffer = np.empty(llama.llama_state_seq_get_size_ext(self.context, seq, flags), np.uint8)
-        written = llama.llama_state_seq_get_data_ext(self.context, _bytes_of(buffer), buffer.size, seq, flags)
+        buffer = np.empty(_of_states("get_size", part)(self.context, seq), np.uint8)
+        written = _of_states("get_data", part)(self.context, _bytes_of(buffer), buffer.size, seq)
         return buffer[:written]
 
     def set_state(self, seq: int, state: bytes | np.ndarray, n_past: int, part: Part = "everything") -> None:
@@ -241,8 +240,7 @@ class Session:
         A "fixed" part leaves keys and values in place, except that those from `n_past` on are removed.
         """
         buffer = np.frombuffer(state, np.uint8)
-        size = buffer.size
-        if llama.llama_state_seq_set_data_ext(self.context, _bytes_of(buffer), size, seq, STATE_PARTS[part]) == 0:
+        if _of_states("set_data", part)(self.context, _bytes_of(buffer), buffer.size, seq) == 0:
             raise EngineError(f"llama.cpp refused the state for sequence {seq}")
         self.n_past[seq] = n_past
         if part == "fixed" and not self.remove_tail(seq, n_past):
@@ -339,6 +337,16 @@ def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
     if n < 0 or needed < 0:
         raise EngineError("the model's tokenizer refuses the text")
     return np.ctypeslib.as_array(ids)[:n].copy()
+
+
+def _of_states(what: str, part: Part) -> Callable[..., int]:
+    """llama.h's llama_state_seq_... for a part; EngineError for a part that a release's bindings know nothing of."""
+    name, flags = f"llama_state_seq_{what}", STATE_PARTS[part]
+    if extended := getattr(llama, f"{name}_ext", None):
+        return lambda *arguments: int(extended(*arguments, flags))
+    if flags:
+        raise EngineError(f"this release keeps no part of a state apart: {name}_ext is missing")
+    return getattr(llama, name)  # type: ignore[no-any-return] # bindings are not typed
 
 
 def load(path: Path | str, params: "llama.llama_model_params") -> int:
