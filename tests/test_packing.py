@@ -99,6 +99,15 @@ def test_an_answer_that_was_refused_as_it_should_be_is_packed():
     assert (made.rows, dict(made.left_out)) == (len(rows_of(machine, records)), {})
 
 
+@pytest.mark.parametrize("study", ["16-requests.shape", "16-pairs.mini"])
+def test_rows_of_two_files_and_of_one_beside_them_are_packed(study):
+    records = journal.read(REFERENCE / f"{study}.jsonl")
+    machine = [row.machine for row in records if isinstance(row, Row)][-1]
+    made = packs.packed(machine, {study: records}, STUDIES)
+    assert dict(made.left_out) == {}
+    assert made.rows == len({row.key for row in rows_of(machine, records)})
+
+
 def test_what_names_a_folder_or_that_no_door_takes_is_left_out_and_all_others_packed(own):
     facts, (first, second, third, *others), write = own
     hot = msgspec.structs.replace(first.conditions, thermal="/home/ada/hot")

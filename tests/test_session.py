@@ -7,6 +7,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFWriter
 
+from llama_meter.engine import bindings, session as session_module
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params
 from llama_meter.oracle.compare import relative_error
@@ -72,3 +73,22 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
     capture_log([])
     with pytest.raises(EngineError, match=r"strange\.gguf: .*unknown model architecture: 'nonesuch'"):
         Session(path, SessionConfig(16))
+
+
+def test_a_release_without_extended_state_functions_moves_whole_states_and_refuses_parts(monkeypatch):
+    class Older:
+        def __getattr__(self, name):
+            if name.startswith("llama_state_seq_") and name.endswith("_ext"):
+                raise AttributeError(name)
+            return getattr(bindings.llama, name)
+
+    with Session(mini_file(HYBRID), SessionConfig(64, n_seq_max=2)) as session:
+        session.prefill({0: np.arange(5, 25, dtype=np.int32)})
+        state = session.get_state(0)
+        monkeypatch.setattr(session_module, "llama", Older())
+        assert session.get_state(0) == state
+        session.set_state(1, state, 20)
+        session.decode({0: 7, 1: 7})
+        assert np.array_equal(session.logits(0), session.logits(1))
+        with pytest.raises(EngineError, match="keeps no part of a state apart"):
+            session.read_state(0, part="fixed")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from llama_meter.cells import Arrival, Decode, Depth, Gate, MatMul, Naive, OnModel, Prefill, Read, columns
+from llama_meter.cells import Arrival, Decode, Depth, Gate, MatMul, Naive, OnModel, Prefill, Read, Relay, columns
 from llama_meter.measure import facts
 from llama_meter.measure.plan import TIME_LIMIT_S
 from llama_meter.measure.tasks import REPEAT
@@ -22,6 +22,7 @@ MOST_TEXT = 4000  # characters of a sentence
 MOST_NAME = 200
 SENTENCES = ("failure", "log", *facts.SENTENCES)
 TOLD = ("degenerate_loop", "refused")  # checks that do not judge
+PAIR = re.compile(r"[a-z_]+/[\w-]+>[\w-]+(/[a-z ]+)?")  # a series of one file that reads for another
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # the earliest date of a row
 LONGEST_NS = 10**15  # the longest row: twelve days
 MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
@@ -173,7 +174,7 @@ def _check_results(row: Row) -> None:
     times = [*chain(*row.samples_ns), *row.warmup_ns, *row.prefill_ns, row.load_ns]
     times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
     check(max(times) <= row.elapsed_ns, "a time longer than the row took")
-    fastest = min(chain(*row.samples_ns), default=0) / 1e9
+    fastest = min((time for time in chain(*row.samples_ns) if time or not isinstance(row.cell, Relay)), default=0) / 1e9
     for amount, most in ((row.n_bytes, MOST_BYTES_S), (row.n_flops, MOST_FLOPS_S)):
         check(not amount or row.status != "ok" or amount <= most * fastest, "faster than any machine")
     for request in row.requests:
@@ -183,7 +184,8 @@ def _check_results(row: Row) -> None:
 def _check_samples(row: Row) -> None:
     """Check that the samples that every machine times have the form their workload gives them."""
     cell, samples = row.cell, row.samples_ns
-    check(all(time > 0 for time in chain(*samples, row.prefill_ns)), "a pass that took no time")
+    passes = [sum(parts) for parts in samples] if isinstance(cell, Relay) else chain(*samples)  # a file alone
+    check(all(time > 0 for time in chain(passes, row.prefill_ns)), "a pass that took no time")
     if isinstance(cell, Read | MatMul | Prefill | Decode | Naive | Depth):
         check(samples and all(samples), "a pass that was not timed")
     if isinstance(cell, Read | MatMul):
@@ -200,7 +202,8 @@ def _check_texts(value: Any, name: bool = True) -> None:
     if isinstance(value, str):
         check(len(value) <= (MOST_NAME if name else MOST_TEXT), "a text without end")
         check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
-        check(not name or facts.plain(value) == value, f"a name that is no plain text: {value[:40]!r}")
+        plain = not name or facts.plain(value) == value or PAIR.fullmatch(value)
+        check(plain, f"a name that is no plain text: {value[:40]!r}")
     elif isinstance(value, dict):
         for key, each in value.items():
             _check_texts(key)

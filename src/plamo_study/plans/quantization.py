@@ -16,6 +16,7 @@ from llama_meter.measure.plan import (
     MATMUL_SIZE,
     MODELS,
     Plan,
+    ceilings,
     change,
     check_scale,
     kernels_of,
@@ -101,8 +102,9 @@ def controlled(scale: str, gpu: bool = False) -> Plan:
 def lifelike(scale: str, gpu: bool = False) -> Plan:
     """The ratios over the reference in files that look trained, with many scales, beside the usual four a tensor.
 
-    Of the first model, on the CPU: a prompt and a few steps. Every process reads its weights into its own memory, so
-    no file keeps a fixed place. Gates are those of a reader's own machine, which both studies share.
+    Of the first model, on the CPU: a prompt and a few steps, beside the ceilings of the same hour. Every process reads
+    its weights into its own memory, so no file keeps a fixed place. Gates are those of a reader's own machine, which
+    both studies share.
     """
     check_scale(scale)
     if scale != "shape":
@@ -110,7 +112,9 @@ def lifelike(scale: str, gpu: bool = False) -> Plan:
     base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=LIFELIKE_STEPS, use_mmap=False)
     base = change(base, n_threads=machine.performance_cores())
     cells = [change(base, model=f"{MODELS[0]}{kind}", dtype=t) for t in LIFELIKE_TYPES for kind in ("", LIFELIKE)]
-    planned = lean("04-lifelike", scale, tuple(cells))
+    limits = ceilings(scale, gpu=False, threads=(base.n_threads,))
+    products = kernels_of([(MODELS[0], scale, dtype) for dtype in LIFELIKE_TYPES], limits[1])
+    planned = lean("04-lifelike", scale, (*dict.fromkeys((*limits, *products)), *cells))
     gates = tuple(change(gate, use_mmap=True) for gate in planned.gates)
     return replace(planned, gates=gates, blocks=LIFELIKE_BLOCKS)
 
