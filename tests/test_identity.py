@@ -114,7 +114,8 @@ def test_a_sweep_finds_all_rows_after_an_update_of_python_and_the_system_and_a_r
     monkeypatch.setattr(machine, "facts", lambda: updated)
     monkeypatch.setattr(bench, "_asked", rebuilt)
     summary = runner.sweep(planned, tmp_path / "j.jsonl")
-    assert (summary.measured, len(summary.rows)) == (0, 6)
+    told = [record for record in journal.read(tmp_path / "j.jsonl") if isinstance(record, Fact)]
+    assert (summary.measured, len(summary.rows)) == (0, 6), told
     again = journal.read(tmp_path / "j.jsonl")
     assert [record for record in again if isinstance(record, Row)] == [row for row in records if isinstance(row, Row)]
     facts = frame.facts(again)

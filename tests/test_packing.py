@@ -108,6 +108,29 @@ def test_rows_of_two_files_and_of_one_beside_them_are_packed(study):
     assert made.rows == len({row.key for row in rows_of(machine, records)})
 
 
+LONG = 10**8  # ns
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"samples_ns": [[LONG, 0, 0, LONG]]}, "moved in no time"),
+        ({"samples_ns": [[0, LONG, LONG, LONG]]}, "took no time"),
+        ({"samples_ns": [[LONG, LONG]]}, "four parts"), ({"samples_ns": []}, "faster than any machine"),
+        ({"series": {"resident": [1.0]}}, "memory of other files"),
+        ({"series": {"resident": [1.0, 2.0, 3.0], "kld/__F16__>Q4_0": [1.0]}}, "no plain text"),
+    ],
+)  # fmt: skip
+def test_a_request_that_nobody_could_have_timed_is_left_out(changed, why):
+    records = journal.read(REFERENCE / "16-requests.shape.jsonl")
+    pair = next(row for row in records if isinstance(row, Row) and row.cell.files[1:] and row.cell.workload == "relay")
+    forged = msgspec.structs.replace(pair, **changed)
+    records = [record for record in records if isinstance(record, Fact)] + [forged]
+    made = packs.packed(pair.machine, {"16-requests.shape": records}, STUDIES)
+    assert made.rows == 0
+    assert why in next(iter(made.left_out))
+
+
 def test_what_names_a_folder_or_that_no_door_takes_is_left_out_and_all_others_packed(own):
     facts, (first, second, third, *others), write = own
     hot = msgspec.structs.replace(first.conditions, thermal="/home/ada/hot")

@@ -71,7 +71,10 @@ def test_a_plan_leaves_out_files_that_are_too_large_and_exceptions_for_tensors_t
 
 def test_files_that_look_trained_stand_beside_the_usual_ones_of_their_type_whose_gates_are_those_of_make_study():
     looks = plan_quantization.lifelike("shape")
-    for one, other in zip(looks.cells[::2], looks.cells[1::2], strict=True):
+    decoded = [cell for cell in looks.cells if cell.workload == "decode"]
+    products = {cell.dtype for cell in looks.cells if cell.workload == "matmul"}
+    assert products == {cell.dtype for cell in decoded}, "a pass is held against the kernels of its own hour"
+    for one, other in zip(decoded[::2], decoded[1::2], strict=True):
         assert other == plan.change(one, model=other.model)
         assert registry.spec(other.model, "shape").values == "lifelike"
         assert registry.spec(other.model, "shape").tensor_shapes() == registry.spec(one.model, "shape").tensor_shapes()
@@ -117,8 +120,7 @@ def test_the_oracle_rounds_as_the_backend_that_it_judges(monkeypatch):
         tensor.name for tensor in tensors.tensor_table(path) if tensor.dtype == "Q4_K" and tensor.shape[1] == 256
     )
     found = {each: weights.Weights(path, each).linear(x, name) for each in ("", "CPU", "CUDA", "Metal")}
-    alone = weights.Weights(path, "CUDA")
-    alone.stepped_from = 0
+    alone = weights.Weights(path, "CUDA", stepped_from=0)
     q8_0 = weights.rounded(x, GGMLQuantizationType.Q8_0) @ weights.Weights(path).array(name).T
     assert np.array_equal(alone.linear(x, name), q8_0), "blocks of 32 numbers"
     assert np.array_equal(found["Metal"], found[""]), "inputs stay in F32"
@@ -170,12 +172,26 @@ def test_a_weight_whose_bits_are_zero_is_worth_its_blocks_offset(name):
     assert np.allclose(weights.offsets(stored, kind), OFFSETS[name](blocks), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("stepped", [True, False])
-def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_that_do(tmp_path, stepped):
-    """As ggml-cuda/vecdotq.cuh does: the scale times (what the 4 bits give with rounded inputs, less 8 times the sum of
-    the block before rounding, in F16). On tensor cores mmq.cuh folds the 8 into whole numbers."""
-    rng, kind = np.random.default_rng(0), GGMLQuantizationType.Q4_0
-    x, stored = rng.normal(size=(8, 2048)).astype(np.float32), quantize(rng.normal(size=(512, 2048)).astype("f"), kind)
+BEFORE_ROUNDING = {  # which of ggml-cuda's kernels meet sums of inputs that were not rounded: alone, together
+    "Q4_0": (True, False), "Q4_1": (True, True), "Q5_0": (True, False), "Q5_1": (True, True), "Q4_K": (False, True),
+    "Q5_K": (False, True), "Q8_0": (False, False), "Q6_K": (False, False),
+}  # fmt: skip
+
+
+def stored_as(name):
+    """(256, n) weights of a type as stored: of the embedded model where `gguf` cannot quantize to it."""
+    if name in ("Q4_K", "Q5_K", "Q6_K"):
+        files.make_models(planned(f"{name}_M" if name != "Q6_K" else name))
+        path = recipes.model_path(HYBRID, "mini", f"{name}_M" if name != "Q6_K" else name)
+        return next(each.data for each in GGUFReader(path).tensors if each.tensor_type.name == name)
+    return quantize(np.random.default_rng(0).normal(size=(256, 512)).astype("f"), GGMLQuantizationType[name])
+
+
+@pytest.mark.parametrize("name", BEFORE_ROUNDING)
+def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_that_do(tmp_path, name):
+    """As ggml-cuda/vecdotq.cuh and mmq.cuh do: scale times (what the bits give with rounded inputs), plus the offset
+    times the sum of a block before rounding, in F16. Tokens from the fifth on are evaluated alone."""
+    kind, stored = GGMLQuantizationType[name], stored_as(name)
     path = tmp_path / "one.gguf"
     writer = GGUFWriter(path, "plamo2")
     writer.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=kind)
@@ -183,16 +199,27 @@ def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_tha
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    weight = dequantize(stored, kind)
+    x = np.random.default_rng(1).normal(size=(8, weight.shape[1])).astype(np.float32)
     rounded = weights.rounded(x, GGMLQuantizationType.Q8_0)
-    sums = [each.reshape(8, 64, 32).sum(-1) for each in (rounded, x)]
-    right = rounded @ dequantize(stored, kind).T
-    lost = sums[0] - sums[1].astype(np.float16).astype(np.float32)
-    theirs = right + 8 * lost @ halves(stored.reshape(512, 64, 18), 0).T
-    found = weights.Weights(path, "CUDA")
-    found.stepped_from = 0 if stepped else None
-    assert found.depends_on_calls()
-    assert relative_error(found.linear(x, "blk.0.ffn_up.weight"), theirs if stepped else right) < 1e-5
-    assert relative_error(theirs, right) > 0.01, "beyond rounding, so that the two ways differ"
+    expected = rounded @ weight.T
+    if name in OFFSETS:
+        blocks = stored.reshape(len(stored), -1, GGML_QUANT_SIZES[kind][1])
+        sums = [each.reshape(8, -1, 32).sum(-1) for each in (rounded, x)]
+        more = (sums[1].astype(np.float16).astype(np.float32) - sums[0]) @ OFFSETS[name](blocks).T
+        alone, together = BEFORE_ROUNDING[name]
+        expected[:4] += together * more[:4]
+        expected[4:] += alone * more[4:]
+        assert relative_error(rounded @ weight.T + more, rounded @ weight.T) > 0.003, "the ways differ"
+    found = weights.Weights(path, "CUDA", stepped_from=4)
+    assert relative_error(found.linear(x, "blk.0.ffn_up.weight"), expected) < 1e-5
+    pieces = [found.linear(x[i : i + 2], "blk.0.ffn_up.weight", first=i) for i in range(0, 8, 2)]
+    assert relative_error(np.concatenate(pieces), expected) < 1e-5, "rows know which tokens they are"
+    assert found.depends_on_calls == (len(set(BEFORE_ROUNDING[name])) > 1)
+    with np.errstate(invalid="ignore"):
+        far = np.isfinite(found.linear(1e5 * x, "blk.0.ffn_up.weight")).all(axis=1)
+    alone, together = BEFORE_ROUNDING[name]
+    assert (far[4:].all(), far[:4].all()) == (not alone, not together), "only sums that are met leave F16"
 
 
 def test_an_offset_that_cuda_adds_before_rounding_is_allowed_for_there_alone():

@@ -22,7 +22,8 @@ MOST_TEXT = 4000  # characters of a sentence
 MOST_NAME = 200
 SENTENCES = ("failure", "log", *facts.SENTENCES)
 TOLD = ("degenerate_loop", "refused")  # checks that do not judge
-PAIR = re.compile(r"[a-z_]+/[\w-]+>[\w-]+(/[a-z ]+)?")  # a series of one file that reads for another
+TYPE = r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*"
+PAIR = re.compile(rf"[a-z]+(?:_[a-z]+)*/{TYPE}>{TYPE}(?:/[a-z]+(?: [a-z]+)*)?")  # a series of a file that reads for one
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # the earliest date of a row
 LONGEST_NS = 10**15  # the longest row: twelve days
 MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
@@ -174,7 +175,8 @@ def _check_results(row: Row) -> None:
     times = [*chain(*row.samples_ns), *row.warmup_ns, *row.prefill_ns, row.load_ns]
     times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
     check(max(times) <= row.elapsed_ns, "a time longer than the row took")
-    fastest = min((time for time in chain(*row.samples_ns) if time or not isinstance(row.cell, Relay)), default=0) / 1e9
+    in_parts = isinstance(row.cell, Relay)  # a file alone saves and loads nothing
+    fastest = min((time for time in chain(*row.samples_ns) if time or not in_parts), default=0) / 1e9
     for amount, most in ((row.n_bytes, MOST_BYTES_S), (row.n_flops, MOST_FLOPS_S)):
         check(not amount or row.status != "ok" or amount <= most * fastest, "faster than any machine")
     for request in row.requests:
@@ -184,8 +186,10 @@ def _check_results(row: Row) -> None:
 def _check_samples(row: Row) -> None:
     """Check that the samples that every machine times have the form their workload gives them."""
     cell, samples = row.cell, row.samples_ns
-    passes = [sum(parts) for parts in samples] if isinstance(cell, Relay) else chain(*samples)  # a file alone
-    check(all(time > 0 for time in chain(passes, row.prefill_ns)), "a pass that took no time")
+    if isinstance(cell, Relay):
+        _check_relay(row, cell)
+    else:
+        check(all(time > 0 for time in chain(*samples, row.prefill_ns)), "a pass that took no time")
     if isinstance(cell, Read | MatMul | Prefill | Decode | Naive | Depth):
         check(samples and all(samples), "a pass that was not timed")
     if isinstance(cell, Read | MatMul):
@@ -197,17 +201,29 @@ def _check_samples(row: Row) -> None:
         check(list(map(len, depths)) == list(map(len, samples)), "times without their depths")
 
 
-def _check_texts(value: Any, name: bool = True) -> None:
+def _check_relay(row: Row, cell: Relay) -> None:
+    """Check that every request was read and written, and that a state moved exactly where another file wrote."""
+    if row.status != "ok":
+        return
+    check(row.samples_ns and all(len(parts) == 4 for parts in row.samples_ns), "a request without its four parts")
+    for read, save, load, write in row.samples_ns:
+        check(read > 0 and write > 0, "a pass that took no time")
+        moved = load > 0 and (save > 0 or cell.overlaps)
+        check(moved if cell.writer else save == load == 0, "a state that moved in no time, or to nobody")
+    check(len(row.series.get("resident", [])) == len(cell.files) + 1, "memory of other files")
+
+
+def _check_texts(value: Any, name: bool = True, series: bool = False) -> None:
     """Check that names are plain, and that sentences are bounded and free of control characters."""
     if isinstance(value, str):
         check(len(value) <= (MOST_NAME if name else MOST_TEXT), "a text without end")
         check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
-        plain = not name or facts.plain(value) == value or PAIR.fullmatch(value)
-        check(plain, f"a name that is no plain text: {value[:40]!r}")
+        check(not name or facts.plain(value) == value, f"a name that is no plain text: {value[:40]!r}")
     elif isinstance(value, dict):
         for key, each in value.items():
-            _check_texts(key)
-            _check_texts(each, name and key not in SENTENCES)
+            if not (series and PAIR.fullmatch(key)):
+                _check_texts(key)
+            _check_texts(each, name and key not in SENTENCES, series=key == "series")
     elif isinstance(value, list):
         for each in value:
             if isinstance(each, (str, dict, list)):

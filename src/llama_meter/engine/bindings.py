@@ -44,6 +44,8 @@ class _WhenUsed:
     """
 
     def __getattr__(self, name: str) -> Any:  # asked only for a name that is not there yet
+        if vars(self):
+            raise AttributeError(f"these bindings have no {name}")
         bindings = _bindings()
         vars(self).update(vars(bindings))
         return getattr(bindings, name)

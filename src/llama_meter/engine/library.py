@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_meter import children
+from llama_meter.disk import plain
 from llama_meter.engine import note
 from llama_meter.engine.bindings import llama
 from llama_meter.engine.ggml import ggml, library_files
@@ -164,8 +165,14 @@ def splits() -> tuple[int, int] | None:
 
 
 def refusal() -> str:
-    """Why llama.cpp last did not load a model, in its words; "" where it did not say, or the log is not captured."""
+    """Why llama.cpp did not load the last model, in its words, whose names come from the file: unprintable characters
+    are escaped. "" where it did not say, or the log is not captured."""
     return _refusals[-1] if _refusals else ""
+
+
+def forget_refusals() -> None:
+    """Before a model is loaded."""
+    _refusals.clear()
 
 
 def _log_to(write: Callable[[bytes], None]) -> None:
@@ -174,7 +181,7 @@ def _log_to(write: Callable[[bytes], None]) -> None:
         if found := GRAPH.search(text):
             _splits.append((int(found[1]), int(found[2] or found[1])))
         if found := REFUSAL.search(text):
-            _refusals.append(found[1].decode(errors="replace"))
+            _refusals.append(plain(found[1].decode(errors="replace"), kept=""))
         write(text)
 
     _keep_alive.append(on_log)

@@ -351,6 +351,7 @@ def _of_states(what: str, part: Part) -> Callable[..., int]:
 
 def load(path: Path | str, params: "llama.llama_model_params") -> int:
     """Load a model file; EngineError where llama.cpp cannot."""
+    library.forget_refusals()
     model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
         why = library.refusal()

@@ -80,6 +80,7 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
         return _consistent(cell, session)
     from llama_meter.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import judge
+    from llama_meter.oracle.weights import FEW
 
     tokens = draws[0][0][: cell.n_prompt]
     half, window = len(tokens) // 2, library.window()
@@ -89,11 +90,13 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     greedy, n_evaluated = _greedy(session, cell.n_gen), session.n_evaluated
     sums, watched = _watched(session, tokens, half)
     backend = computed_on(cell)
-    oracle, allowed = Oracle(path, backend, window, stepped_from=half), part_tolerance(cell, backend)
+    stepped_from = 0 if cell.n_ubatch <= FEW else half
+    oracle, allowed = Oracle(path, backend, window, stepped_from=stepped_from), part_tolerance(cell, backend)
     judged = judge(oracle, tokens, sums, watched, parts_only=cell.judged == "parts")
     if cell.judged == "parts":
         return _parts_alone(cell, judged, watched, stepped, whole, allowed)
-    together = Oracle(path, backend, window).logits(tokens) if oracle.depends_on_calls else judged.logits
+    apart = oracle.depends_on_calls and stepped_from
+    together = Oracle(path, backend, window).logits(tokens) if apart else judged.logits
     verdicts = {
         "prefill": agreement(whole, together, tolerance(cell)),
         "decode": agreement(stepped, judged.logits, tolerance(cell)),

@@ -22,7 +22,7 @@ class Oracle:
     PLaMo 2 mixes by Mamba where `head_count_kv` is 0 and by full attention elsewhere; PLaMo 3 by attention, sliding in
     all layers but every `pattern`-th. `head_count` is read whether it is a scalar or an array with 0 for Mamba layers.
 
-    `path`: the file, or another oracle of it, whose weights are shared.
+    `path`: the file, or another oracle of it, whose weights and settings are shared.
 
     Weights are taken as stored and everything else is float32. llama.cpp's backends also round the input of each matrix
     product, to a type that depends on the weights'. `rounds_as`, a backend of `weights.ROUNDED_TO`, does the same, to
@@ -30,7 +30,7 @@ class Oracle:
 
     llama.cpp applies no window to PLaMo 2, though its configurations publish one. `window`: that of a build that does,
     in tokens (0 for none); PLaMo 3 has its own in the file. `stepped_from`: the first token that the engine evaluates
-    in a call of its own, where CUDA's kernels round otherwise; None for none.
+    in calls of at most `weights.FEW` tokens, where CUDA's kernels round otherwise; None for none.
 
     Raises
     ------
@@ -42,9 +42,9 @@ class Oracle:
     def __init__(
         self, path: "Path | str | Oracle", rounds_as: str = "", window: int = 0, stepped_from: int | None = None
     ):
-        self._weights: Weights = path._weights if isinstance(path, Oracle) else Weights(path, rounds_as)
-        if not isinstance(path, Oracle):
-            self._weights.stepped_from = stepped_from
+        self._weights: Weights = (
+            path._weights if isinstance(path, Oracle) else Weights(path, rounds_as, stepped_from=stepped_from)
+        )
         self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
@@ -72,12 +72,14 @@ class Oracle:
         for layer in range(self.n_layer):
             x = x + self.mixed(layer, x)
             x = x + self.fed(layer, x)
-        return self.head(x if positions is None else x[list(positions)])
+        if positions is None or self.depends_on_calls:
+            return self.head(x)[slice(None) if positions is None else list(positions)]
+        return self.head(x[list(positions)])
 
     @property
     def depends_on_calls(self) -> bool:
         """Whether logits depend on `stepped_from`, by the backend's rounding and the file's types."""
-        return self._weights.depends_on_calls()
+        return self._weights.depends_on_calls
 
     def embedded(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """The input of layer 0, (n_tokens, hidden) float32."""
@@ -139,8 +141,8 @@ class Oracle:
     def _visible(self, n_tokens: int, window: int | None) -> np.ndarray:
         return layers.visible(n_tokens, window)
 
-    def _projected(self, x: np.ndarray, name: str) -> np.ndarray:
-        return self._weights.linear(x, name)
+    def _projected(self, x: np.ndarray, name: str, first: int = 0) -> np.ndarray:
+        return self._weights.linear(x, name, first)
 
     def _ordered(self, zx: np.ndarray) -> np.ndarray:
         return zx

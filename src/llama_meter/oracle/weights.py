@@ -30,15 +30,16 @@ K_BLOCK = 256  # numbers that share a scale in Q8_K
 
 # CUDA's kernels add the offset of a block of weights times the sum of its inputs. Of these types it is the sum before
 # rounding, in F16: for up to 8 columns ggml-cuda/vecdotq.cuh, for more mmq.cuh (MMQ_Q8_1_DS_LAYOUT_DS4; on tensor cores
-# Q4_0 has no offset). Q2_K's products of many columns have other blocks, which are not followed.
+# Q4_0 has no offset). Not followed: Q2_K's products of many columns, which have other blocks, and IQ1_S.
 OFFSET = {Type.Q4_0: 2, Type.Q4_1: 4, Type.Q5_0: 2, Type.Q5_1: 4, Type.Q4_K: 16, Type.Q5_K: 16}  # bytes before the bits
 STEPPED = {"CUDA": (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1)}
 TOGETHER = {"CUDA": (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)}
 Q8_BLOCK = 32  # numbers that share a sum
+FEW = 8  # columns that go to the kernels of STEPPED (mmvq.cuh, MMVQ_MAX_BATCH_SIZE; some boards take fewer)
 
 
 class Weights:
-    """A memory-mapped GGUF. `rounds_as` is explained in `Oracle`.
+    """A memory-mapped GGUF. `rounds_as` and `stepped_from` are explained in `Oracle`.
 
     Raises
     ------
@@ -47,10 +48,10 @@ class Weights:
 
     """
 
-    def __init__(self, path: Path | str, rounds_as: str = ""):
+    def __init__(self, path: Path | str, rounds_as: str = "", stepped_from: int | None = None):
         self.path, self._rounded_to = Path(path), ROUNDED_TO[rounds_as]
         self._stepped, self._together = STEPPED.get(rounds_as, ()), TOGETHER.get(rounds_as, ())
-        self.stepped_from: int | None = None  # the first token that is evaluated in a call of its own; None: none is
+        self._stepped_from = stepped_from  # the first token evaluated in a call of at most FEW; None: none is
         if not self.path.is_file():
             raise StudyError(str(path), "no such file", offer("models make"))
         try:
@@ -106,11 +107,14 @@ class Weights:
             self._cache[name] = dequantize(tensor.data, tensor.tensor_type)
         return self._cache[name]
 
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time."""
+    def linear(self, x: np.ndarray, name: str, first: int = 0) -> np.ndarray:
+        """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time.
+
+        `first`: which token of the text the first row of x is.
+        """
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
         kind = self._tensor(name).tensor_type
-        to, lost = self._rounded_to.get(kind), self._lost(x, kind)
+        to, lost = self._rounded_to.get(kind), self._lost(x, kind, first)
         x = x if to is None else rounded(x, to)
         y = np.empty((len(x), n_out), dtype=np.float32)
         for start in range(0, n_out, step):
@@ -120,21 +124,21 @@ class Weights:
                 y[:, block] += lost @ offsets(self._tensor(name).data[block], kind).T
         return y
 
+    @property
     def depends_on_calls(self) -> bool:
         """Whether a token's products are rounded otherwise in a call of its own than together with others."""
         differ = set(self._stepped) ^ set(self._together)
         return any(tensor.tensor_type in differ for tensor in self._tensors.values())
 
-    def _lost(self, x: np.ndarray, kind: Type) -> np.ndarray | None:
+    def _lost(self, x: np.ndarray, kind: Type, first: int) -> np.ndarray | None:
         """How much larger each sum of 32 inputs, (n_tokens, in / 32), was before rounding; None: does not matter."""
-        first = len(x) if self.stepped_from is None else self.stepped_from
         if kind not in (*self._stepped, *self._together):
             return None
         blocks, after = (each.reshape(len(x), -1, Q8_BLOCK).sum(-1) for each in (x, rounded(x, Type.Q8_0)))
-        lost = blocks.astype(np.float16).astype(np.float32) - after
-        lost[:first] *= kind in self._together
-        lost[first:] *= kind in self._stepped
-        return lost
+        stepped = np.arange(first, first + len(x)) >= (np.inf if self._stepped_from is None else self._stepped_from)
+        met = np.where(stepped, kind in self._stepped, kind in self._together)
+        with np.errstate(over="ignore"):  # a sum beyond F16 is infinite in the engine, too
+            return np.where(met[:, None], blocks.astype(np.float16).astype(np.float32) - after, np.float32(0))
 
     def _enter_layer_of(self, name: str) -> bool:
         """Keep the tensors of one layer at a time; False for a tensor of no layer."""

@@ -29,7 +29,7 @@ TYPES = ("BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")  
 FEW = ("Q8_0", "Q4_K_M", "Q4_0", "Q2_K")  # where something else is varied
 COARSE = ("Q4_K_M", "Q4_0", "Q2_K")
 MIXED = ("Q8_0-ssm_out-BF16", "Q4_0-ssm_out-F16")  # of the hybrid
-EQUAL = "Q8_0-ffn_down-F16-ssm_out-F16"  # of the hybrid: about as large as the files that read and write requests
+AS_LARGE = "Q8_0-ffn_down-F16-ssm_out-F16"  # of the hybrid: one file of the bytes of READS and WRITES together
 APART = ("Q4_0", "Q4_0-ssm_out-F16", "F16-ssm_out-Q4_0")  # readers that tell what ssm_out alone does
 OTHER_TEXT = "english-heldout"
 PROMPT, WRITTEN, TEXTS, LONGER = 256, 64, 32, 256  # tokens read and written, texts, and tokens of a longer answer
@@ -79,7 +79,7 @@ def _of_model(base: Handover) -> Iterator[Handover | None]:
     yield change(base, candidates=TYPES + (MIXED if hybrid else ()))
     yield change(base, candidates=COARSE, asked="parts") if hybrid else None
     yield change(base, candidates=APART, paired="few") if hybrid else None
-    yield change(base, candidates=(EQUAL,), paired="few") if hybrid else None
+    yield change(base, candidates=(AS_LARGE,), paired="few") if hybrid else None
     yield change(few, candidates=COARSE, asked="free")
     yield _on(few, OTHER_TEXT)
     yield change(few, dtype="F32")
@@ -120,7 +120,7 @@ def _of_one_model(sweep: Sweep) -> tuple[File, ...]:
 def requests(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Whole requests: read and written by one file, and by two; of three shapes, and several at once.
 
-    Three processes a cell, some ten minutes on two slow cores. `sweep`: files of one model, or types of the first one,
+    Three processes a cell, a quarter of an hour on two slow cores. `sweep`: files of one model, or types of the first,
     of which each reads for those after it; tokens read, tokens written, threads.
     """
     check_scale(scale)
@@ -157,7 +157,7 @@ def _requests(base: Relay, sweep: Sweep) -> Iterator[Relay]:
         yield change(several[-1], n_processes=2)  # reads on while it writes
         yield from (change(of(READS, WRITES, shape), n_processes=2) for shape in shapes)
         if model == MODELS[0]:
-            yield from (of(EQUAL, EQUAL, shape) for shape in shapes)
+            yield from (of(AS_LARGE, AS_LARGE, shape) for shape in shapes)
 
 
 def _requests_of_files(base: Relay, sweep: Sweep) -> Iterator[Relay]:

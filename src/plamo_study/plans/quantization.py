@@ -112,9 +112,9 @@ def lifelike(scale: str, gpu: bool = False) -> Plan:
     base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=LIFELIKE_STEPS, use_mmap=False)
     base = change(base, n_threads=machine.performance_cores())
     cells = [change(base, model=f"{MODELS[0]}{kind}", dtype=t) for t in LIFELIKE_TYPES for kind in ("", LIFELIKE)]
-    limits = ceilings(scale, gpu=False, threads=(base.n_threads,))
-    products = kernels_of([(MODELS[0], scale, dtype) for dtype in LIFELIKE_TYPES], limits[1])
-    planned = lean("04-lifelike", scale, (*dict.fromkeys((*limits, *products)), *cells))
+    reading, product = ceilings(scale, gpu=False, threads=(base.n_threads,))
+    products = kernels_of([(MODELS[0], scale, dtype) for dtype in LIFELIKE_TYPES], product)
+    planned = lean("04-lifelike", scale, (*dict.fromkeys((reading, product, *products)), *cells))
     gates = tuple(change(gate, use_mmap=True) for gate in planned.gates)
     return replace(planned, gates=gates, blocks=LIFELIKE_BLOCKS)
 
