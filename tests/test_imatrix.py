@@ -67,9 +67,9 @@ def oracle_sums(path, chunks):
     oracle, sums = Oracle(path), {}
     linear = oracle._weights.linear
 
-    def summing(x, name):
+    def summing(x, name, *at):
         sums[name] = sums.get(name, 0) + np.square(x, dtype=np.float64).sum(axis=0)
-        return linear(x, name)
+        return linear(x, name, *at)
 
     oracle._weights.linear = summing
     for tokens in chunks:

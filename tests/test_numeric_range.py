@@ -64,9 +64,9 @@ def test_the_probe_sees_every_product_as_the_oracle_does_and_changes_no_logit(mo
     oracle, largest = Oracle(mini_file(model)), {}
     linear = oracle._weights.linear
 
-    def noting(x, name):
+    def noting(x, name, *at):
         largest[name] = float(np.abs(x).max()), float(np.abs(x.reshape(12, -1, 32).sum(axis=-1)).max())
-        return linear(x, name)
+        return linear(x, name, *at)
 
     oracle._weights.linear = noting
     oracle.logits(TOKENS[:12])

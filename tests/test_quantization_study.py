@@ -161,13 +161,7 @@ def minima(blocks):
 
 @pytest.mark.parametrize("name", OFFSETS)
 def test_a_weight_whose_bits_are_zero_is_worth_its_blocks_offset(name):
-    if name in ("Q4_K", "Q5_K"):
-        files.make_models(planned(f"{name}_M"))
-        path = recipes.model_path(HYBRID, "mini", f"{name}_M")
-        stored = next(each.data for each in GGUFReader(path).tensors if each.tensor_type.name == name)
-    else:
-        stored = quantize(np.random.default_rng(0).normal(size=(8, 256)).astype("f"), GGMLQuantizationType[name])
-    kind = GGMLQuantizationType[name]
+    kind, stored = GGMLQuantizationType[name], stored_as(name)
     blocks = stored.reshape(len(stored), -1, GGML_QUANT_SIZES[kind][1])
     assert np.allclose(weights.offsets(stored, kind), OFFSETS[name](blocks), rtol=1e-6, atol=0)
 
@@ -181,8 +175,9 @@ BEFORE_ROUNDING = {  # which of ggml-cuda's kernels meet sums of inputs that wer
 def stored_as(name):
     """(256, n) weights of a type as stored: of the embedded model where `gguf` cannot quantize to it."""
     if name in ("Q4_K", "Q5_K", "Q6_K"):
-        files.make_models(planned(f"{name}_M" if name != "Q6_K" else name))
-        path = recipes.model_path(HYBRID, "mini", f"{name}_M" if name != "Q6_K" else name)
+        recipe = name if name == "Q6_K" else f"{name}_M"
+        files.make_models(planned(recipe))
+        path = recipes.model_path(HYBRID, "mini", recipe)
         return next(each.data for each in GGUFReader(path).tensors if each.tensor_type.name == name)
     return quantize(np.random.default_rng(0).normal(size=(256, 512)).astype("f"), GGMLQuantizationType[name])
 
@@ -213,7 +208,7 @@ def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_tha
         assert relative_error(rounded @ weight.T + more, rounded @ weight.T) > 0.003, "the ways differ"
     found = weights.Weights(path, "CUDA", stepped_from=4)
     assert relative_error(found.linear(x, "blk.0.ffn_up.weight"), expected) < 1e-5
-    pieces = [found.linear(x[i : i + 2], "blk.0.ffn_up.weight", first=i) for i in range(0, 8, 2)]
+    pieces = [found.linear(x[i : i + 2], "blk.0.ffn_up.weight", np.arange(i, i + 2)) for i in range(0, 8, 2)]
     assert relative_error(np.concatenate(pieces), expected) < 1e-5, "rows know which tokens they are"
     assert found.depends_on_calls == (len(set(BEFORE_ROUNDING[name])) > 1)
     with np.errstate(invalid="ignore"):

@@ -31,6 +31,11 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
         return self.timed
 
     @property
+    def keeps_busy(self) -> bool:
+        """Whether all threads of this very cell compute, or spin, throughout."""
+        return self.computes
+
+    @property
     def asks_whether(self) -> bool:
         """Whether it asks if something is correct: then a wrong result or an abort is its answer, not a failure.
 
@@ -221,6 +226,11 @@ class Relay(OnModel, frozen=True, kw_only=True):
     def overlaps(self) -> bool:
         """Whether the reader reads on while requests are written: it has a process, and there are several requests."""
         return self.n_processes > 1 and self.n_seq > 1
+
+    @property
+    def keeps_busy(self) -> bool:
+        """Not where one of the two files may have nothing to do."""
+        return not self.overlaps
 
     @property
     def threads_each(self) -> int:

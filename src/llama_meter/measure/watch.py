@@ -295,8 +295,7 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
         return STOPPED
     if throttled(conditions.timed):
         return QUOTA
-    computes = row.cell.computes and not getattr(row.cell, "overlaps", False)  # one of two files may have nothing to do
-    if computes and not on_gpu and _starved(conditions.timed, row.cell.n_threads):
+    if row.cell.keeps_busy and not on_gpu and _starved(conditions.timed, row.cell.n_threads):
         return STARVED
     if (others(conditions) or 0.0) > OTHERS_LIMIT:
         return OTHERS

@@ -39,9 +39,9 @@ class MisplacedStates(Oracle):
 class SplitProjections(Oracle):
     """D4: one product of many rows computed in pieces. Harmless: only the order of sums may differ."""
 
-    def _projected(self, x: np.ndarray, name: str, first: int = 0) -> np.ndarray:
+    def _projected(self, x: np.ndarray, name: str, at: np.ndarray | None = None) -> np.ndarray:
         pieces = [piece for piece in np.array_split(np.arange(len(x)), PIECES) if len(piece)]
-        return np.concatenate([super(SplitProjections, self)._projected(x[p], name, first + p[0]) for p in pieces])
+        return np.concatenate([super(SplitProjections, self)._projected(x[piece], name, piece) for piece in pieces])
 
 
 class HalfPrecisionOverflow(Oracle):

@@ -72,9 +72,8 @@ class Oracle:
         for layer in range(self.n_layer):
             x = x + self.mixed(layer, x)
             x = x + self.fed(layer, x)
-        if positions is None or self.depends_on_calls:
-            return self.head(x)[slice(None) if positions is None else list(positions)]
-        return self.head(x[list(positions)])
+        at = np.arange(len(x)) if positions is None else np.asarray(positions)
+        return self.head(x[at], at)
 
     @property
     def depends_on_calls(self) -> bool:
@@ -100,9 +99,9 @@ class Oracle:
         fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"))
         return self._norm(fed, block + "post_ffw_norm")
 
-    def head(self, x: np.ndarray) -> np.ndarray:
-        """Logits (n_tokens, n_vocab) from the output `x` of the last layer."""
-        return self._weights.linear(self._norm(x, "output_norm.weight"), self._head)
+    def head(self, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        """Logits (n_tokens, n_vocab) from the output `x` of the last layer; `at` as for `Weights.linear`."""
+        return self._weights.linear(self._norm(x, "output_norm.weight"), self._head, at)
 
     def _feed_forward(self, block: str, x: np.ndarray) -> np.ndarray:
         up = self._weights.linear(x, block + "ffn_up.weight")
@@ -141,8 +140,8 @@ class Oracle:
     def _visible(self, n_tokens: int, window: int | None) -> np.ndarray:
         return layers.visible(n_tokens, window)
 
-    def _projected(self, x: np.ndarray, name: str, first: int = 0) -> np.ndarray:
-        return self._weights.linear(x, name, first)
+    def _projected(self, x: np.ndarray, name: str, at: np.ndarray | None = None) -> np.ndarray:
+        return self._weights.linear(x, name, at)
 
     def _ordered(self, zx: np.ndarray) -> np.ndarray:
         return zx

@@ -107,15 +107,16 @@ class Weights:
             self._cache[name] = dequantize(tensor.data, tensor.tensor_type)
         return self._cache[name]
 
-    def linear(self, x: np.ndarray, name: str, first: int = 0) -> np.ndarray:
+    def linear(self, x: np.ndarray, name: str, at: np.ndarray | None = None) -> np.ndarray:
         """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time.
 
-        `first`: which token of the text the first row of x is.
+        `at`: which token of the text each row of x is, (n_tokens,); None: the first ones, in order.
         """
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
         kind = self._tensor(name).tensor_type
-        to, lost = self._rounded_to.get(kind), self._lost(x, kind, first)
+        to, exact = self._rounded_to.get(kind), x
         x = x if to is None else rounded(x, to)
+        lost = self._lost(exact, x, kind, np.arange(len(x)) if at is None else at)
         y = np.empty((len(x), n_out), dtype=np.float32)
         for start in range(0, n_out, step):
             block = slice(start, start + step)
@@ -130,15 +131,15 @@ class Weights:
         differ = set(self._stepped) ^ set(self._together)
         return any(tensor.tensor_type in differ for tensor in self._tensors.values())
 
-    def _lost(self, x: np.ndarray, kind: Type, first: int) -> np.ndarray | None:
+    def _lost(self, exact: np.ndarray, near: np.ndarray, kind: Type, at: np.ndarray) -> np.ndarray | None:
         """How much larger each sum of 32 inputs, (n_tokens, in / 32), was before rounding; None: does not matter."""
         if kind not in (*self._stepped, *self._together):
             return None
-        blocks, after = (each.reshape(len(x), -1, Q8_BLOCK).sum(-1) for each in (x, rounded(x, Type.Q8_0)))
-        stepped = np.arange(first, first + len(x)) >= (np.inf if self._stepped_from is None else self._stepped_from)
+        before, after = (each.reshape(len(at), -1, Q8_BLOCK).sum(-1) for each in (exact, near))
+        stepped = at >= (np.inf if self._stepped_from is None else self._stepped_from)
         met = np.where(stepped, kind in self._stepped, kind in self._together)
         with np.errstate(over="ignore"):  # a sum beyond F16 is infinite in the engine, too
-            return np.where(met[:, None], blocks.astype(np.float16).astype(np.float32) - after, np.float32(0))
+            return np.where(met[:, None], before.astype(np.float16).astype(np.float32) - after, np.float32(0))
 
     def _enter_layer_of(self, name: str) -> bool:
         """Keep the tensors of one layer at a time; False for a tensor of no layer."""

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -140,20 +140,23 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
         yield _listening(setup, log, running, until)
 
 
-def _listening(setup: Setup, log: IO[bytes], running: ExitStack, until: float) -> Server:
+def _listening(setup: Setup, log: IO[bytes], running: ExitStack, until: float, tries: int = PORTS) -> Server:
     """A server that has begun to listen, on another port where the first was taken while it loaded its model."""
-    for tries_left in reversed(range(PORTS)):
-        port = free_port()
-        with suppress(TakenError) if tries_left else nullcontext(), ExitStack() as started_here:
-            guarded = started_here.enter_context(children.guard())
+    port = free_port()
+    try:
+        with ExitStack() as own:
+            guarded = own.enter_context(children.guard())
             process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries, setup.n_gpu_layers), log)
-            started_here.callback(_end, process)
+            own.callback(_end, process)
             guarded(process.pid)
             server = Server(f"http://127.0.0.1:{port}", process, log)
             _await(server, port, READY[setup.kind], until)
-            running.push(started_here.pop_all())
+            running.push(own.pop_all())
             return server
-    raise AssertionError
+    except TakenError:
+        if tries == 1:
+            raise
+    return _listening(setup, log, running, until, tries - 1)
 
 
 def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:

@@ -114,7 +114,7 @@ def lifelike(scale: str, gpu: bool = False) -> Plan:
     cells = [change(base, model=f"{MODELS[0]}{kind}", dtype=t) for t in LIFELIKE_TYPES for kind in ("", LIFELIKE)]
     reading, product = ceilings(scale, gpu=False, threads=(base.n_threads,))
     products = kernels_of([(MODELS[0], scale, dtype) for dtype in LIFELIKE_TYPES], product)
-    planned = lean("04-lifelike", scale, (*dict.fromkeys((reading, product, *products)), *cells))
+    planned = lean("04-lifelike", scale, (reading, *products, *cells))
     gates = tuple(change(gate, use_mmap=True) for gate in planned.gates)
     return replace(planned, gates=gates, blocks=LIFELIKE_BLOCKS)
 
