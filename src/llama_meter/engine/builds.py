@@ -92,7 +92,37 @@ def definitions() -> dict[str, dict[str, Any]]:
 def releases() -> dict[str, str]:
     """The SHA-256 of each release's sdist, by version of llama-cpp-python, in order; empty without the file."""
     found = tomllib.loads(RELEASES.read_text(encoding="utf-8"))["sha256"] if RELEASES.exists() else {}
-    return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+    return {release: found[release] for release in sorted(found, key=in_order)}
+
+
+def pin(release: str) -> bool:
+    """Note a release in `releases.toml` by the hash of what pip fetches now; False if it is there already.
+
+    StudyError for no such release, or without a network.
+    """
+    if release in releases():
+        return False
+    if not re.fullmatch(r"\d+(\.\d+)+", release):
+        raise StudyError(f"release {release!r}", "is no version", offer("engine add 0.3.36"))
+    with room(partial := folder("pinned.partial")):
+        _download(f"{PACKAGE}=={release}\n", partial)
+        (fetched,) = partial.glob("*.tar.gz")
+        known = releases() | {release: sha256_of(fetched)}
+        folder("sdist").mkdir(parents=True, exist_ok=True)
+        fetched.replace(_sdist(release))
+    head = RELEASES.read_text(encoding="utf-8").partition("[sha256]\n")[0]
+    lines = [f'"{name}" = "{known[name]}"\n' for name in sorted(known, key=in_order)]
+    RELEASES.write_text(f"{head}[sha256]\n{''.join(lines)}", encoding="utf-8")
+    return True
+
+
+def in_order(version: str) -> list[int]:
+    """A key that sorts versions by release."""
+    return [int(part) for part in version.split(".")]
+
+
+def _sdist(release: str) -> Path:
+    return folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
 
 
 def _as_released(release: str, sha256: str) -> dict[str, Any]:
@@ -144,6 +174,15 @@ def resolve(name_or_folder: str) -> Path:
         )  # fmt: skip
     note.read(path)  # what it says of itself can be read
     return path.resolve()
+
+
+EVERY_RELEASE = "releases"  # a name for all of them
+
+
+def named(names: Sequence[str], here: bool = True) -> list[str]:
+    """Names of builds, with "releases" replaced by every release: those that are built here, or also the others."""
+    found = [name for name in releases() if name != locked()[0] and (not here or folder(name).exists())]
+    return list(dict.fromkeys(each for name in names for each in (found if name == EVERY_RELEASE else [name])))
 
 
 def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
@@ -262,7 +301,7 @@ def fetch(release: str = "", sha256: str = "") -> Path:
         if (installed := version(PACKAGE)) != release:
             why = f"requirements.lock has {release}, whose headers would not fit"
             raise StudyError(f"{PACKAGE} {installed}", why, "make study")
-    path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
+    path = _sdist(release)
     if not (path.exists() and sha256_of(path) == sha256):
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent, pinned)
@@ -444,7 +483,8 @@ def _download(requirement: str, into: Path, pinned: str = LOCK) -> None:
     wanted = into / "requirement.txt"
     wanted.write_text(requirement, encoding="utf-8")
     quiet = ("--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20")
-    alone = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes")
+    alone = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+    alone += ["--require-hashes"] if "--hash" in requirement else []
     command = children.python("-m", "pip", "download", *quiet, *alone, "-r", str(wanted), "-d", str(into))
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -48,6 +48,8 @@ DEFECTS = (
 BY_CODE = {defect.code: defect for defect in DEFECTS}
 BUILDS = {
     (): "stock",
+    ("D2",): "corrected-prompts",
+    ("D3",): "corrected-states",
     ("D2", "D3"): "corrected",
     ("D2", "D3", "D4"): "corrected-projections",
     ("D2", "D3", "rollback"): "rollback",

@@ -122,7 +122,7 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
 
 
 def _without_news(path: Path) -> Path:
-    """Write a file again without what older builds refuse: a tokenizer that is called "test", and factors of tensors."""
+    """Write a file again without what older builds refuse: a tokenizer called "test", and factors of tensors."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter  # 0.2 s, and only such files need it
 
     reader, partial = GGUFReader(path), path.with_suffix(".partial")

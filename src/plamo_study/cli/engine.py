@@ -13,17 +13,38 @@ from llama_meter.models import embedded, registry
 from llama_meter.workloads import architectures
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Grid, Terminal, echo
+from plamo_study.laws.history import known
+from plamo_study.plans import history
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 
 
 @app.command()
-def build(name: Annotated[str, typer.Argument(help="name from `engine list`, e.g. corrected or 0.3.20")]) -> None:
+def build(
+    name: Annotated[str, typer.Argument(help="name from `engine list`, e.g. corrected or 0.3.20; releases: all")],
+) -> None:
     """Compile a build: the locked sources with patches, whose other libraries are the installed ones, or a release."""
-    with report.building(name) as on_step:
-        path, made = engines.build(name, on_step)
-    said, use = "built" if made else "is here already", f"; use it with --engine {name} or --beside {name}"
-    report.console.print(f"{name} {said}: {report.short(path)}{'' if 'program' in engines.definition(name) else use}")
+    for each in engines.named([name], here=False):
+        with report.building(each) as on_step:
+            path, made = engines.build(each, on_step)
+        said, use = "built" if made else "is here already", f"; use it with --engine {each} or --beside {each}"
+        uses = "" if "program" in engines.definition(each) else use
+        report.console.print(f"{each} {said}: {report.short(path)}{uses}")
+
+
+@app.command()
+def add(
+    release: Annotated[str, typer.Argument(help="a version of llama-cpp-python, e.g. 0.3.36")],
+    reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
+) -> None:
+    """Add a release: note the hash of its sources, compile it, and ask it notebook 17's questions."""
+    if engines.pin(release):
+        report.console.print(f"{release} is noted in {report.short(engines.RELEASES)}")
+    build(release)
+    beside = [engines.resolve(release)]
+    summary = report.measure(history.STUDY, "mini", report.place(reference), beside=beside)
+    report.console.print(f"{release}: {known().get(release, 'gave no answer')}")
+    raise typer.Exit(0 if summary.well else 1)
 
 
 @app.command()
@@ -71,13 +92,14 @@ def _embedded_models() -> list[Path]:
 
 @app.command("list")
 def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """List every build that can be made, whether it exists here, and what it corrects."""
-    entries = [entry.__dict__ for entry in engines.entries()]
+    """List every build that can be made, whether it exists here, what it corrects, and what it answered."""
+    answered = known()
+    entries = [entry.__dict__ | {"answered": answered.get(entry.name, "")} for entry in engines.entries()]
     if json:
         echo(entries)
         return
-    shown = Grid("engine", "here", "corrects", "what it is")
+    shown = Grid("engine", "here", "corrects", "what it answered", "what it is")
     for entry in entries:
         corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"
-        shown.add(entry["name"], entry["here"], corrects, entry["description"])
+        shown.add(entry["name"], entry["here"], corrects, entry["answered"] or "not asked", entry["description"])
     Terminal().print(shown)

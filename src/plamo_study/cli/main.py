@@ -179,7 +179,7 @@ def measure(
     device: Device = "auto",
     beside: Annotated[
         list[str] | None,
-        typer.Option(help="another build to compare, by name or folder, measured in the same blocks"),
+        typer.Option(help="another build to compare in the same blocks, by name or folder; releases: all built here"),
     ] = None,
     accept: Accept = None,
     file: Files = None,
@@ -203,7 +203,7 @@ def measure(
     asked = sweep(**values, **({"files": file} if file else {}))
     if asked != NOTHING and not studies.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
-    builds = [engines.resolve(build) for build in beside or []]
+    builds = [engines.resolve(build) for build in engines.named(beside or [])]
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
         summary = report.measure(
             name, scale, report.place(reference), asked, announces=not scheduler, retry_failed=retry_failed,

@@ -1,13 +1,20 @@
-"""Which questions every build is asked: is its answer right at all, and may users share it."""
+"""Which questions every build is asked: is its answer right at all, may users share it, and how fast is it."""
 
 from dataclasses import replace
 
-from llama_meter.cells import Gate, Hybrid
-from llama_meter.measure.plan import DTYPE, MODELS, Plan, change, gate_tokens
+from llama_meter.cells import Cell, Decode, Gate, Hybrid, Prefill
+from llama_meter.measure import machine
+from llama_meter.measure.plan import DTYPE, MODELS, STEPS, Plan, change, check_scale, gate_tokens, lean
 from llama_meter.workloads import architectures
 from plamo_study.plans.hybrids import CONTROLS, RECURRENT, hybrids
 
-ASKED = ("equal", "unequal", "late", "steps", "left", "gaps", "moved", "copied")  # of notebook 15's questions
+STUDY = "17-builds"
+SHARED = ("equal", "unequal", "late", "steps", "left", "gaps")  # what a server does for several users
+ASKED = (*SHARED, "moved", "copied")  # of notebook 15's questions
+N_PROMPT = 512
+N_SEQ = (1, 4, 5, 8, 9, 16)  # sequences of a step: on either side of the kernels' tiles
+DEPTH = 32  # tokens of the prompt that the sequences of a step share
+TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
 
 
 def builds(scale: str, gpu: bool = False) -> Plan:
@@ -23,4 +30,18 @@ def builds(scale: str, gpu: bool = False) -> Plan:
     gates = [change(gate, model=model) for model in MODELS]
     asked = [change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)]
     cells = (*gates, *asked)
-    return replace(usual, study="17-builds", cells=cells, compared=cells, needed=len(cells))
+    return replace(usual, study=STUDY, cells=cells, compared=cells, needed=len(cells))
+
+
+def speeds(scale: str, gpu: bool = False) -> Plan:
+    """Notebook 17: a prompt and steps of every build, in the same blocks, of three types of both models."""
+    check_scale(scale)
+    base = Prefill(scale=scale, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, repetitions=1)
+    cells: list[Cell] = []
+    for dtype in TYPES:
+        for model in MODELS:
+            prompt = change(base, model=model, dtype=dtype, n_prompt=N_PROMPT)
+            step: Decode = change(prompt, workload="decode", depth=DEPTH, n_gen=STEPS)  # type: ignore[assignment]
+            cells += [prompt, *(change(step, n_seq=n, policy="shared") for n in N_SEQ)]
+    planned = lean("17-speeds", scale, tuple(cells))
+    return replace(planned, compared=planned.cells)
