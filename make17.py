@@ -10,10 +10,11 @@ c.metadata={"tags":["parameters"]}; cells.append(c)
 cells.append(code('''import altair as alt
 import pandas as pd
 
+from llama_meter.cells import ROTATION
 from llama_meter.workloads.architectures import QUESTIONS
-from plamo_study.laws.history import BAD, UNKNOWN, asked, in_order, safe
+from plamo_study.laws.history import BAD, ORACLE, UNKNOWN, asked, in_order, safe
 from plamo_study.measurements import parts, tidy
-from plamo_study.plans.history import ASKED, N_PROMPT, SHARED
+from plamo_study.plans.history import ASKED, N_PROMPT, SHARED, SLOTS
 from plamo_study.plans.hybrids import CONTROLS
 from plamo_study.run.parameters import check
 from plamo_study.show import charts, theme
@@ -26,13 +27,12 @@ from plamo_study.stats.estimates import compare
 check(source=source, scale=scale, minutes=minutes, device=device)
 theme.enable()'''))
 cells.append(code('''answered, timed = parts(("17-builds", "17-speeds"), source, scale, minutes, device)
-WORDS = {key: each.words for key, each in QUESTIONS.items()} | {"oracle": "against the oracle"}
+WORDS = {key: each.words for key, each in QUESTIONS.items()} | {"slots": f"{SLOTS} slots", ORACLE: ORACLE, ROTATION: ROTATION}
 m = asked(answered).assign(words=lambda of: of.question.map(WORDS))
 releases = m[m.build == m.version]  # the others are corrected builds of the newest
 VERSIONS = in_order(releases.version)
 NEWEST = VERSIONS[-1] if VERSIONS else ""
-gates = releases[releases.question == "oracle"]
-hybrids = releases[releases.question != "oracle"]
+gates, hybrids = releases[releases.question == ORACLE], releases[releases.question.isin(ASKED)]
 CONTROL = {each.rsplit("-", 1)[0] for each in CONTROLS} | {"llama MoE"}
 m.head()'''))
 cells.append(code('''def since(of, is_good):
@@ -54,15 +54,17 @@ def last_bad(of, version):
     """What is wrong in the build before this one, or in the newest where no build is good, in a few words."""
     before = VERSIONS[VERSIONS.index(version) - 1] if version in VERSIONS[1:] else "" if version else NEWEST
     bad = of[of.version.eq(before) & of.answer.isin(BAD)]
-    return "; ".join(f"{answer}: {', '.join(words)}" for answer, words in bad.groupby("answer").words.agg(list).items())
+    bad = bad.sort_values("question", key=lambda each: each.map(ASKED.index))
+    said = bad.groupby("answer").words.agg(lambda words: f"all {len(SHARED)}" if len(words) == len(SHARED) else ", ".join(words))
+    return "; ".join(f"{answer}: {words}" for answer, words in said.items())
 
 
 shared = pd.DataFrame(
     [{"architecture": arch, "since": since(of, safe), "kind": "attention" if arch in CONTROL else "recurrent",
-      "first": next((v for v in VERSIONS if not of[of.version == v].answer.eq(UNKNOWN).all()), ""),
+      "reads": next((v for v in VERSIONS if not of[of.version == v].answer.eq(UNKNOWN).all()), ""),
       "before": last_bad(of[of.question.isin(SHARED)], since(of, safe))}
      for arch, of in hybrids.groupby("architecture")],
-    columns=["architecture", "since", "kind", "first", "before"],
+    columns=["architecture", "since", "kind", "reads", "before"],
 ).sort_values(["kind", "architecture"], ascending=[False, True])  # fmt: skip
 right = {model: since(of, all_right) for model, of in gates.groupby("architecture")}
 now = shared[shared.kind == "recurrent"]
@@ -92,7 +94,7 @@ cells.append(md("""## The question
 
 Every release of llama-cpp-python carries a llama.cpp of its own. People ask which one to run, and since when a hybrid may serve several users. Each build here is compiled from its own release, with the same flags, and driven through its own bindings. All builds are asked the same questions of the same files.
 
-A server does six things with several users: it reads equal and unequal prompts in one call, reads a prompt beside the steps of others, steps them together, lets one leave while another comes, and leaves slots empty. [Notebook 15](15-hybrids.ipynb) explains the questions and what counts as wrong: each sequence is held against itself alone.
+A server does seven things with several users: it reads equal and unequal prompts in one call, reads a prompt beside the steps of others, steps them together, lets one leave while another comes, leaves slots empty, and has five slots. [Notebook 15](15-hybrids.ipynb) explains the questions and what counts as wrong: each sequence is held against itself alone.
 
 A file that a build cannot load is **unknown to it**: the architecture, the tokenizer or a tensor came later. That is no wrong answer.
 
@@ -118,9 +120,9 @@ advised.loc[advised.who.eq("several users, PLaMo 2") & advised.build.eq("no rele
 table(advised, "who build", "From this build on, up to the newest asked.", who="who you are", build="safe from")'''))
 cells.append(md("## Safe in parallel since"))
 cells.append(code('''table(
-    shared.assign(since=shared.since.replace("", "not yet")), "architecture kind first since before",
-    "Since: right in this build and in every later one asked, in all six questions. Before: what was wrong until then.",
-    "No build was asked.", first="first build that reads it", since="safe since", before="wrong before, or still",
+    shared.assign(since=shared.since.replace("", "not yet")), "architecture kind reads since before",
+    "Since: right in this build and in every later one asked, in all seven questions. Before: what was wrong until then.",
+    "No build was asked.", reads="first build that reads it", since="safe since", before="wrong before, or still",
 )'''))
 cells.append(md("""## What changed, and when
 
@@ -156,14 +158,18 @@ folded(
 cells.append(md("QUOTE1"))
 cells.append(md("""## Is one user's answer right?
 
-Both small trained models are held against an independent evaluation in NumPy, the **oracle**, token by token for 320 tokens. The number is the largest relative error of the prompt's logits."""))
-cells.append(code('''matrix = gates.assign(shown=[f"{e:.5f}" if e == e and e is not None else a for e, a in zip(gates.error, gates.answer)])
-matrix = matrix.pivot_table(index="version", columns="architecture", values="shown", aggfunc="first")
+Both small trained models are held against an independent evaluation in NumPy, the **oracle**, token by token for 320 tokens. The number is the largest relative error of the prompt's logits.
+
+A third file has its head counts as an array that starts with 0, as converters may write a hybrid whose first layer is recurrent. A build then takes the rotation's width from a layer without heads, and rotates nothing. Whether it answers as the same file with its rotation is asked for half a minute."""))
+cells.append(code('''seen = releases[releases.question.isin([ORACLE, ROTATION])]
+seen = seen.assign(file=seen.architecture.where(seen.question == ORACLE, seen.architecture + ", no rotation (D1)"))
+matrix = seen.assign(shown=[f"{e:.5f}" if e == e and e is not None else a for e, a in zip(seen.error, seen.answer)])
+matrix = matrix.pivot_table(index="version", columns="file", values="shown", aggfunc="first")
 matrix = matrix.reindex(VERSIONS).rename_axis(None, axis=1).reset_index()
 table(matrix, list(matrix), "Off by so much, or why there is no number.", "No gate was asked.", version="build")'''))
 cells.append(md("""## Would the page notice?
 
-The build `corrected` is the newest release with two patches of ours for PLaMo 2. Two more builds have one of the patches each: the other one is reversed, which plants a defect that is known. The same six questions are asked of all four."""))
+The build `corrected` is the newest release with two patches of ours for PLaMo 2. Two more builds have one of the patches each: the other one is reversed, which plants a defect that is known. The same questions are asked of all four."""))
 cells.append(code('''planted = m[m.version.eq(NEWEST) & m.architecture.eq("plamo2") & m.question.isin(ASKED)]
 planted = planted.assign(build=planted.build.replace({NEWEST: f"{NEWEST} as released"}))
 wide = planted.pivot_table(index="words", columns="build", values="answer", aggfunc="first").rename_axis(None, axis=1)
@@ -187,7 +193,7 @@ cells.append(code('''table(beside, "architecture list here since before", "", "N
 cells.append(md(f"""## How fast is each build?
 
 A prompt of 512 tokens and one step of 1, 4, 5, 8, 9 and 16 sequences, in full-size files with random weights of three types. All builds take turns in the same blocks, and each build's file is held against the oracle before it is timed."""))
-cells.append(code('''speeds = tidy(timed) if len(timed.rows) else pd.DataFrame(columns=[*tidy().columns, "n_seq"])
+cells.append(code('''speeds = tidy(timed) if len(timed.rows) else tidy()
 speeds = speeds[speeds.usable.astype(bool) & speeds.metric.isin(["prefill", "step"])]
 speeds = speeds.assign(build=speeds.build.replace({"stock": NEWEST}))
 phase = "step of " + speeds.n_seq.astype(str)

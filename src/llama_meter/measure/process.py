@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from llama_meter import children
+from llama_meter import children, paths
 from llama_meter.cells import AnyCell, Cell, Gate
 from llama_meter.engine import note
 from llama_meter.errors import StudyError
@@ -175,7 +175,7 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
     if child.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
         return Outcome(status="ok", pid=child.pid, evidence=whole, measured=measured)
-    lines = BUILD_FOLDER.sub("", log).splitlines()
+    lines = BUILD_FOLDER.sub("", log).replace(f"{paths.ROOT}{os.sep}", "").splitlines()
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]

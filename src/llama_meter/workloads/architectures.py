@@ -1,5 +1,6 @@
 """The questions by name: what the engine is asked to do, with prompts of which lengths, and with which numbers."""
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,14 @@ NAME = "architectures"  # of the build
 PLAIN = "plain"  # whole, and readable by older builds: without the generator's tokenizer and factors of tensors
 SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, PLAIN: {}}
 FACTORS = (".scale", ".input_scale")  # of a tensor, as NVFP4 has them; builds before they came refuse them
+ROTATION, BIASES = {"rope_freqs.weight"}, {"attn_q.bias", "attn_k.bias", "attn_v.bias"}
+TIED = {*BIASES, "output.weight"}
+OPTIONAL: dict[str, set[str]] = {  # the generator's tensors that released files lack; builds before they came refuse them
+    "falcon-h1": ROTATION, "granitehybrid": ROTATION, "jamba": BIASES, "kimi-linear": BIASES, "qwen35": BIASES,
+    "qwen35moe": BIASES, "qwen3next": BIASES, "lfm2": TIED, "lfm2moe": TIED,
+}  # fmt: skip
+INTERVAL = ("qwen35", "qwen35moe", "qwen3next")  # whose attention layers older builds count, the second of two here
+PERIODS = {"plamo3": "8"}  # layers of a file with layers of every kind: some builds abort where all have a window
 LIMIT_S = 60.0
 
 
@@ -111,22 +120,25 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
     """
     arch = name.rpartition("-")[0]
     asked = [str(builds.program(NAME)), "-a", arch, "-s", str(seed), "-o", str(into)]
-    surroundings = children.environment() | SHAPES[shape] | {"ARCHS_RWKV": "1"}
+    layers = {"ARCHS_LAYERS": PERIODS[arch]} if shape == PLAIN and arch in PERIODS else {}
+    surroundings = children.environment() | SHAPES[shape] | layers | {"ARCHS_RWKV": "1"}
     done = subprocess.run(asked, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S)
     path = into / f"{name}.gguf"
     if done.returncode or not path.exists():
         said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "error" in line.lower()]
         why = said[-1].rpartition("/")[2] if said else "not supported"
         raise StudyError(f"no file of {arch} in this shape", why, "ask another architecture, or its usual shape")
-    return _without_news(path) if shape == PLAIN else path
+    return _without_news(path, arch) if shape == PLAIN else path
 
 
-def _without_news(path: Path) -> Path:
-    """Write a file again without what older builds refuse: a tokenizer called "test", and factors of tensors."""
+def _without_news(path: Path, arch: str) -> Path:
+    """Write a file again without what older builds refuse: a tokenizer called "test", and tensors that came later."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter  # 0.2 s, and only such files need it
 
     reader, partial = GGUFReader(path), path.with_suffix(".partial")
-    writer = GGUFWriter(partial, str(reader.fields["general.architecture"].contents()))
+    writer = GGUFWriter(partial, arch)
+    if arch in INTERVAL:
+        writer.add_uint32(f"{arch}.full_attention_interval", 2)
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             value = "none" if field.name == "tokenizer.ggml.model" else field.contents()
@@ -134,7 +146,8 @@ def _without_news(path: Path) -> Path:
             if value != []:
                 writer.add_key_value(field.name, value, kind, sub)
     for tensor in reader.tensors:
-        if not tensor.name.endswith(FACTORS):
+        own = re.sub(r"^blk\.\d+\.", "", tensor.name)
+        if not own.endswith(FACTORS) and own not in OPTIONAL.get(arch, ()):
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -4,45 +4,42 @@ from typing import Any
 
 import pandas as pd
 
-from llama_meter.cells import Hybrid
 from llama_meter.engine import builds
 from plamo_study.plans.history import SHARED, STUDY
-from plamo_study.read.recording import Recording, read
+from plamo_study.read.recording import SOURCES, Recording, read
 
 UNKNOWN = "unknown to it"
 BAD = ("wrong", "abort", "hang", "error", "killed")
-COLUMNS = ["build", "version", "architecture", "workload", "question", "answer", "error"]
+COLUMNS = ["build", "version", "architecture", "question", "answer", "error"]
+ORACLE = "oracle"  # the question of a gate
 
 
 def asked(found: Recording | None) -> pd.DataFrame:
     """One line a question and build, and a gate's too: `build`, `version` of llama-cpp-python, `architecture`,
-    `question` (of a gate: "oracle"), `answer` and `error` (the largest relative one of logits).
+    `question` (of a gate: ORACLE), `answer` and `error` (the largest relative one of logits).
 
     The released engine in use is its version too, so that it is one build with the release of that number.
     """
     rows = found.rows if found else pd.DataFrame()
     lines = [_line(row, found.facts[row["engine"]]) for row in rows.to_dict("records")] if found else []
-    return pd.DataFrame(lines, columns=COLUMNS).drop_duplicates(COLUMNS[:5], keep="last")
+    return pd.DataFrame(lines, columns=COLUMNS).drop_duplicates(COLUMNS[:4], keep="last")
 
 
 def _line(row: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     version = engine["binding"].rpartition(" ")[2]
     build = version if row["build"] in ("stock", version) else row["build"]
-    hybrid = row["workload"] == Hybrid.workload
     short = row["model"].replace("-dense", "").replace("-moe", "") if row["model"] != "llama-moe" else "llama MoE"
-    said = {"build": build, "version": version, "architecture": short, "workload": row["workload"]}
-    error = row["checks"].get("error" if hybrid else "prefill_error")
-    return said | {"question": row["label"] if hybrid else "oracle", "answer": _answer(row, hybrid), "error": error}
+    said = {"build": build, "version": version, "architecture": short, "question": row["label"] or ORACLE}
+    checks = row["checks"]
+    return said | {"answer": _answer(row), "error": checks.get("error", checks.get("prefill_error"))}
 
 
-def _answer(row: dict[str, Any], hybrid: bool) -> str:
+def _answer(row: dict[str, Any]) -> str:
     """What came of a question, in a word. What a build says it cannot load is unknown to it."""
     if row["status"] != "ok":
-        return UNKNOWN if row["failure"].startswith("llama.cpp cannot load") else str(row["status"])
-    if not hybrid:
-        return "right" if row["verdict"] == "valid" else "wrong"
+        return UNKNOWN if "llama.cpp cannot load" in row["failure"] else str(row["status"])
     checks = row["checks"]
-    return "refused" if checks["refused"] else "wrong" if checks["error"] > checks["tolerance"] else "right"
+    return "refused" if checks.get("refused") else "wrong" if row["verdict"] == "invalid" or checks.get("wrong") else "right"
 
 
 def in_order(versions: pd.Series) -> list[str]:
@@ -58,10 +55,10 @@ def safe(answers: pd.DataFrame) -> bool:
 
 def known() -> dict[str, str]:
     """What is known of each build that was asked on this machine or the reference's, in a line: for `engine list`."""
-    found = pd.concat([asked(read(STUDY, source, "mini")) for source in ("recorded", "live")])
+    found = pd.concat([asked(read(STUDY, source, "mini")) for source in SOURCES])
     lines = {}
-    for build, of in found.drop_duplicates(COLUMNS[:5], keep="last").groupby("build"):
-        oracle = of[of.question.eq("oracle")].drop_duplicates("architecture")
+    for build, of in found.drop_duplicates(COLUMNS[:4], keep="last").groupby("build"):
+        oracle = of[of.question.eq(ORACLE)].drop_duplicates("architecture")
         hybrids = [each for _, each in of[of.question.isin(SHARED)].groupby("architecture")]
         right = f"{oracle.answer.eq('right').sum()} of {len(oracle)} PLaMo right"
         lines[str(build)] = f"{right}, {sum(map(safe, hybrids))} of {len(hybrids)} architectures shared safely"

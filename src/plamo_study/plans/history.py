@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
-from llama_meter.cells import Cell, Decode, Gate, Hybrid, Prefill
+from llama_meter.cells import ROTATION, Cell, Decode, Gate, Hybrid, Prefill, Ranges
 from llama_meter.measure import machine
 from llama_meter.measure.plan import DTYPE, MODELS, STEPS, Plan, change, check_scale, gate_tokens, lean
 from llama_meter.workloads import architectures
 from plamo_study.plans.hybrids import CONTROLS, RECURRENT, hybrids
+from plamo_study.plans.numeric_range import ROTATED_TOKENS
 
 STUDY = "17-builds"
-SHARED = ("equal", "unequal", "late", "steps", "left", "gaps")  # what a server does for several users
+SHARED = ("equal", "unequal", "late", "steps", "left", "gaps", "slots")  # what a server does for several users
+SLOTS = 5  # of that question's numbers: the smallest at which a recorded engine aborts
 ASKED = (*SHARED, "moved", "copied")  # of notebook 15's questions
 N_PROMPT = 512
 N_SEQ = (1, 4, 5, 8, 9, 16)  # sequences of a step: on either side of the kernels' tiles
@@ -18,19 +20,24 @@ TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
 
 
 def builds(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 17: both trained models against the oracle, and small files of every architecture against themselves.
+    """Notebook 17: both trained models against the oracle, a file without its rotation, and small files of every
+    architecture against themselves.
 
     All of it is asked of every build beside the one in use. StudyError for a scale other than mini: the files are small
     whatever the scale.
     """
     usual = hybrids(scale, gpu)
     every = [cell for cell in usual.cells if isinstance(cell, Hybrid) and cell.question in ASKED and not cell.planted]
+    every = [cell for cell in every if cell.question != "slots" or cell.number == SLOTS]
     plain = [cell for cell in every if (cell.dtype, cell.shape) == ("F32", "whole")]
     gate = Gate(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
     gates = [change(gate, model=model) for model in MODELS]
+    lost = Ranges(model=MODELS[0], scale=scale, dtype=DTYPE[scale], mode=ROTATION, n_prompt=ROTATED_TOKENS)
+    gates.append(change(lost, n_gpu_layers=gate.n_gpu_layers))
     asked = [change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)]
     cells = (*gates, *asked)
-    return replace(usual, study=STUDY, cells=cells, compared=cells, needed=len(cells))
+    limit_s = usual.time_limit_s / 2  # a file that has lost its rotation takes all of it, in every build
+    return replace(usual, study=STUDY, cells=cells, compared=cells, needed=len(cells), time_limit_s=limit_s)
 
 
 def speeds(scale: str, gpu: bool = False) -> Plan:
