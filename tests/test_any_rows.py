@@ -24,7 +24,7 @@ from plamo_study.show import theme
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
     "06-chunked-prefill", "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving",
-    "13-machines", "14-methods", "15-hybrids", "16-two-files", "your-machine",
+    "13-machines", "14-methods", "15-hybrids", "16-two-files", "17-builds", "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here", "12-levers")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")

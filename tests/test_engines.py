@@ -293,7 +293,7 @@ def test_a_new_release_is_noted_in_its_place_by_the_hash_of_what_came(nothing_he
     before, (first, *_) = noted.read_text(encoding="utf-8"), engines.releases()
     assert not engines.pin(first), "it is there already"
     for wrong in ("newest", "0.3", "../0.3.20"):
-        with pytest.raises(StudyError, match="is no version|[Nn]o matching distribution"):
+        with pytest.raises(StudyError, match=r"is no version|[Nn]o matching distribution"):
             engines.pin(wrong)
     release = "0.3.23"
     (tmp_path / "links").mkdir()

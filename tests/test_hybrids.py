@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import transposed
 from conftest import ATTENTION, HYBRID, mini_file
+from gguf import GGUFReader
 
 from llama_meter.cells import Hybrid
 from llama_meter.engine import builds
@@ -83,7 +84,9 @@ def generator():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", [{}, {"dtype": "Q8_0"}, {"shape": "three layers"}, {"planted": True}])
+@pytest.mark.parametrize(
+    "how", [{}, {"dtype": "Q8_0"}, {"shape": "three layers"}, {"shape": "plain"}, {"planted": True}]
+)
 def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, how):
     cell = Hybrid(**{"dtype": "F32", "model": "jamba-dense", "question": "steps"} | how)
     outcome = work(Job(cell=cell), 60.0, workload="llama_meter.workloads.hybrids")
@@ -113,6 +116,17 @@ def test_what_a_kept_state_costs_is_weighed_and_timed_where_states_are_kept(gene
 def test_only_costs_are_timed():
     assert all(cell.is_timed for cell in hybrids.costs("mini").cells)
     assert not any(cell.is_timed for cell in (*hybrids.hybrids("mini").cells, *hybrids.elsewhere("mini").cells))
+
+
+def test_a_plain_file_keeps_its_layers_and_lacks_what_came_later(generator, tmp_path):
+    (tmp_path / "usual").mkdir()
+    usual = GGUFReader(architectures.write("lfm2-dense", tmp_path / "usual"))
+    plain = GGUFReader(architectures.write("lfm2-dense", tmp_path, architectures.PLAIN))
+    gone = {tensor.name for tensor in usual.tensors} - {tensor.name for tensor in plain.tensors}
+    assert gone == {"output.weight", "blk.0.attn_q.bias", "blk.0.attn_k.bias", "blk.0.attn_v.bias"}
+    assert plain.fields["tokenizer.ggml.model"].contents() == "none"
+    assert plain.fields["lfm2.block_count"].contents() == usual.fields["lfm2.block_count"].contents() == 2
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):

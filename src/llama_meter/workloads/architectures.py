@@ -104,7 +104,7 @@ SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"AR
 FACTORS = (".scale", ".input_scale")  # of a tensor, as NVFP4 has them; builds before they came refuse them
 ROTATION, BIASES = {"rope_freqs.weight"}, {"attn_q.bias", "attn_k.bias", "attn_v.bias"}
 TIED = {*BIASES, "output.weight"}
-OPTIONAL: dict[str, set[str]] = {  # the generator's tensors that released files lack; builds before they came refuse them
+OPTIONAL = {  # which of the generator's tensors released files lack; builds before they came refuse them
     "falcon-h1": ROTATION, "granitehybrid": ROTATION, "jamba": BIASES, "kimi-linear": BIASES, "qwen35": BIASES,
     "qwen35moe": BIASES, "qwen3next": BIASES, "lfm2": TIED, "lfm2moe": TIED,
 }  # fmt: skip

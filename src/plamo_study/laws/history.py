@@ -39,7 +39,13 @@ def _answer(row: dict[str, Any]) -> str:
     if row["status"] != "ok":
         return UNKNOWN if "llama.cpp cannot load" in row["failure"] else str(row["status"])
     checks = row["checks"]
-    return "refused" if checks.get("refused") else "wrong" if row["verdict"] == "invalid" or checks.get("wrong") else "right"
+    return (
+        "refused"
+        if checks.get("refused")
+        else "wrong"
+        if row["verdict"] == "invalid" or checks.get("wrong")
+        else "right"
+    )
 
 
 def in_order(versions: pd.Series) -> list[str]:

@@ -47,7 +47,7 @@ STORIES = {  # of the index: the study's pages by what a reader wants
     "Serve": (
         "06-chunked-prefill", "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving",
     ),
-    "Trust": ("14-methods", "15-hybrids", "03b-batching-law"),
+    "Trust": ("14-methods", "15-hybrids", "17-builds", "03b-batching-law"),
 }  # fmt: skip
 MORE = "More"  # heading of pages that no story names, where others are
 SAID = 4  # fewest words of bold text that is a finding and not an emphasis

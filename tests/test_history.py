@@ -1,0 +1,67 @@
+"""Notebook 17: what every build answered, since when it is right, and files that older builds can read."""
+
+import pandas as pd
+import pytest
+
+from llama_meter.engine import builds
+from llama_meter.errors import StudyError
+from plamo_study.laws import history
+from plamo_study.plans import history as plans
+from plamo_study.read.recording import read
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    found = read(plans.STUDY, "recorded", "mini")
+    assert found
+    return found
+
+
+def test_every_build_was_asked_every_question_of_the_plan(recorded):
+    answers = history.asked(recorded)
+    asked = plans.builds("mini").cells
+    assert set(answers.groupby("build").size()) == {len(asked)}
+    assert len(history.in_order(answers.version)) >= 12
+    versions = history.in_order(answers.version)
+    assert versions == [each for each in (*builds.releases(),) if each in versions], "in order of their release"
+
+
+def test_an_answer_is_one_word_from_a_crash_a_refusal_an_error_or_a_file_that_was_not_loaded(recorded):
+    row = recorded.rows[recorded.rows.label.eq("equal") & recorded.rows.status.eq("ok")].iloc[0].to_dict()
+    usual = row["checks"] | {"refused": False, "wrong": 0.0}
+    unread = {"status": "error", "failure": "load: EngineError: llama.cpp cannot load a.gguf: unknown architecture"}
+    changed = [
+        ({"checks": usual}, "right"), ({"checks": usual | {"wrong": 1.0}}, "wrong"),
+        ({"checks": usual | {"refused": True}}, "refused"), ({"verdict": "invalid"}, "wrong"),
+        ({"status": "abort", "failure": "GGML_ASSERT"}, "abort"), ({"status": "hang", "failure": ""}, "hang"),
+        (unread, history.UNKNOWN),
+    ]  # fmt: skip
+    assert [history._answer(row | change) for change, _ in changed] == [answer for _, answer in changed]
+
+
+def test_users_may_share_only_where_no_answer_to_several_of_them_is_wrong():
+    def of(*answers, question="steps"):
+        return pd.DataFrame({"question": question, "answer": answers})
+
+    assert history.safe(of("right", "refused"))
+    assert not any(history.safe(of("right", bad)) for bad in (*history.BAD, history.UNKNOWN))
+    assert not history.safe(of(question="steps")), "nothing asked is not safe"
+    assert history.safe(pd.concat([of("right"), of("wrong", question="copied")])), "of one user alone"
+
+
+def test_the_planted_defects_are_noticed_by_the_page_s_own_questions(recorded):
+    answers = history.asked(recorded)
+    of = answers[answers.architecture.eq("plamo2") & answers.question.isin(plans.SHARED)]
+    safe = {build: history.safe(each) for build, each in of.groupby("build")}
+    assert safe["corrected"]
+    assert not safe["corrected-prompts"]
+    assert not safe["corrected-states"]
+    known = history.known()
+    assert known["corrected"].startswith("2 of 2 PLaMo right")
+    assert set(known) == set(answers.build)
+
+
+def test_all_that_is_asked_is_small_whatever_the_scale():
+    with pytest.raises(StudyError, match="small"):
+        plans.builds("shape")
+    assert {cell.dtype for cell in plans.speeds("mini").cells} == set(plans.TYPES)
