@@ -6,6 +6,7 @@ cleaned again where rows become frames.
 """
 
 import re
+from functools import lru_cache
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -15,6 +16,7 @@ UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™']|:(?=//)|(?<![^\W_])_|_(?![^\W
 SENTENCES = ("assumptions", "build", "description", "engine_description")
 
 
+@lru_cache(maxsize=1 << 14)  # rows repeat their names
 def plain(name: str) -> str:
     """A name in which question marks replace what Markdown, HTML, TeX, links or terminals interpret."""
     return UNPLAIN.sub("?", name)
