@@ -173,6 +173,7 @@ ENDING = {  # every command, with arguments that bring it to an end within some 
     "models quantize": [str(mini_file()), "--type", "Q8_0", "--dry-run"],
     "models ranges": [str(mini_file()), "--text", TEXT, "--n-prompt", "8", "--n-gen", "1"],
     "models quality": [TEXT, "--scale", "weights"],
+    "engine add": ["nothing"],
     "engine build": ["nothing"],
     "engine test": ["nothing"],
     "engine server": ["nothing"],

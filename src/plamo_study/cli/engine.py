@@ -13,8 +13,6 @@ from llama_meter.models import embedded, registry
 from llama_meter.workloads import architectures
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Grid, Terminal, echo
-from plamo_study.laws.history import known
-from plamo_study.plans import history
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 
@@ -38,12 +36,14 @@ def add(
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
 ) -> None:
     """Add a release: note the hash of its sources, compile it, and ask it notebook 17's questions."""
+    from plamo_study.laws import history  # frames take seconds to load
+
     if engines.pin(release):
         report.console.print(f"{release} is noted in {report.short(engines.RELEASES)}")
     build(release)
     beside = [engines.resolve(release)]
     summary = report.measure(history.STUDY, "mini", report.place(reference), beside=beside)
-    report.console.print(f"{release}: {known().get(release, 'gave no answer')}")
+    report.console.print(f"{release}: {history.known().get(release, 'gave no answer')}")
     raise typer.Exit(0 if summary.well else 1)
 
 
@@ -93,7 +93,9 @@ def _embedded_models() -> list[Path]:
 @app.command("list")
 def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List every build that can be made, whether it exists here, what it corrects, and what it answered."""
-    answered = known()
+    from plamo_study.laws import history  # frames take seconds to load
+
+    answered = history.known()
     entries = [entry.__dict__ | {"answered": answered.get(entry.name, "")} for entry in engines.entries()]
     if json:
         echo(entries)

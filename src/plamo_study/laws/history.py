@@ -4,7 +4,6 @@ from typing import Any
 
 import pandas as pd
 
-from llama_meter.engine import builds
 from plamo_study.plans.history import SHARED, STUDY
 from plamo_study.read.recording import SOURCES, Recording, read
 
@@ -50,7 +49,7 @@ def _answer(row: dict[str, Any]) -> str:
 
 def in_order(versions: pd.Series) -> list[str]:
     """Versions in order of their release, each once."""
-    return sorted(versions.unique(), key=builds.in_order)
+    return sorted(versions.unique(), key=lambda version: [int(part) for part in version.split(".")])
 
 
 def safe(answers: pd.DataFrame) -> bool:

@@ -31,11 +31,13 @@ def builds(scale: str, gpu: bool = False) -> Plan:
     every = [cell for cell in every if cell.question != "slots" or cell.number == SLOTS]
     plain = [cell for cell in every if (cell.dtype, cell.shape) == ("F32", "whole")]
     gate = Gate(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
-    gates = [change(gate, model=model) for model in MODELS]
+    whole: list[Cell] = [change(gate, model=model) for model in MODELS]
     lost = Ranges(model=MODELS[0], scale=scale, dtype=DTYPE[scale], mode=ROTATION, n_prompt=ROTATED_TOKENS)
-    gates.append(change(lost, n_gpu_layers=gate.n_gpu_layers))
-    asked = [change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)]
-    cells = (*gates, *asked)
+    whole.append(change(lost, n_gpu_layers=gate.n_gpu_layers))
+    asked: list[Cell] = [
+        change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)
+    ]
+    cells = (*whole, *asked)
     limit_s = usual.time_limit_s / 2  # a file that has lost its rotation takes all of it, in every build
     return replace(usual, study=STUDY, cells=cells, compared=cells, needed=len(cells), time_limit_s=limit_s)
 
