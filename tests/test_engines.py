@@ -275,6 +275,7 @@ def test_a_folder_that_describes_no_engine_is_refused(tmp_path, monkeypatch, kin
 SDIST = {  # the least that pip takes for a source distribution: a backend of its own, which compiles nothing
     "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
     "PKG-INFO": "Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {0}\n",
+    ".git/modules/vendor/llama.cpp/HEAD": "0c1e57098bba43ac29e6e3b677cdceebdd22334f\n",
     "own.py": """
 import pathlib
 def prepare_metadata_for_build_wheel(folder, config_settings=None):
@@ -306,7 +307,8 @@ def test_a_new_release_is_noted_in_its_place_by_the_hash_of_what_came(nothing_he
     assert engines.pin(release)
     lines = [line for line in noted.read_text(encoding="utf-8").splitlines() if line not in before.splitlines()]
     (path,) = (nothing_here / "engines" / "sdist").iterdir()
-    assert lines == [f'"{release}" = "{engines.sha256_of(path)}"']
+    assert lines == [f'"{release}" = "{said}"' for said in (engines.sha256_of(path), engines.commits()[release])]
+    assert engines.commits()[release].startswith("0c1e57098")
     assert list(engines.releases()).index(release) == list(engines.releases()).index("0.3.24") - 1
     assert engines.named(["corrected", "releases"], here=False)[:2] == ["corrected", first]
     assert engines.named(["releases"]) == [], "none is built here"

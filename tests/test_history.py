@@ -39,14 +39,18 @@ def test_an_answer_is_one_word_from_a_crash_a_refusal_an_error_or_a_file_that_wa
     assert [history._answer(row | change) for change, _ in changed] == [answer for _, answer in changed]
 
 
-def test_users_may_share_only_where_no_answer_to_several_of_them_is_wrong():
-    def of(*answers, question="steps"):
-        return pd.DataFrame({"question": question, "answer": answers})
+def test_users_may_share_only_where_every_question_was_asked_and_no_answer_is_wrong():
+    def of(answer):
+        first, *others = plans.SHARED
+        answers = {first: answer} | dict.fromkeys(others, "right")
+        return pd.DataFrame({"question": list(answers), "answer": list(answers.values())})
 
-    assert history.safe(of("right", "refused"))
-    assert not any(history.safe(of("right", bad)) for bad in (*history.BAD, history.UNKNOWN))
-    assert not history.safe(of(question="steps")), "nothing asked is not safe"
-    assert history.safe(pd.concat([of("right"), of("wrong", question="copied")])), "of one user alone"
+    assert history.safe(of("right"))
+    assert history.safe(of("refused"))
+    assert not any(history.safe(of(bad)) for bad in (*history.BAD, history.UNKNOWN))
+    assert not history.safe(of("right").iloc[1:]), "one was not asked"
+    alone = pd.DataFrame({"question": ["copied"], "answer": ["wrong"]})
+    assert history.safe(pd.concat([of("right"), alone])), "of one user alone"
 
 
 def test_the_planted_defects_are_noticed_by_the_page_s_own_questions(recorded):

@@ -107,13 +107,31 @@ def pin(release: str) -> bool:
     with room(partial := folder("pinned.partial")):
         _download(f"{PACKAGE}=={release}\n", partial)
         (fetched,) = partial.glob("*.tar.gz")
-        known = releases() | {release: sha256_of(fetched)}
+        said = {"sha256": {release: sha256_of(fetched)}, "commits": _commit(fetched, release)}
         folder("sdist").mkdir(parents=True, exist_ok=True)
         fetched.replace(_sdist(release))
-    head = RELEASES.read_text(encoding="utf-8").partition("[sha256]\n")[0]
-    lines = [f'"{name}" = "{known[name]}"\n' for name in sorted(known, key=in_order)]
-    RELEASES.write_text(f"{head}[sha256]\n{''.join(lines)}", encoding="utf-8")
+    text = RELEASES.read_text(encoding="utf-8")
+    for table, new in said.items():
+        known = tomllib.loads(text)[table] | new
+        lines = [f'"{name}" = "{known[name]}"\n' for name in sorted(known, key=in_order)]
+        text = re.sub(rf'(?<=^\[{table}\]\n)(?:".*\n)*', "".join(lines), text, flags=re.MULTILINE)
+    RELEASES.write_text(text, encoding="utf-8")
     return True
+
+
+def _commit(sdist: Path, release: str) -> dict[str, str]:
+    """llama.cpp's commit of a release, where its sdist names it."""
+    with tarfile.open(sdist) as archive:
+        try:
+            file = archive.extractfile(f"llama_cpp_python-{release}/.git/modules/vendor/llama.cpp/HEAD")
+        except KeyError:
+            return {}
+        return {release: file.read().decode().strip()} if file else {}
+
+
+def commits() -> dict[str, str]:
+    """llama.cpp's commit of each release that names it; empty without the file."""
+    return dict(tomllib.loads(RELEASES.read_text(encoding="utf-8"))["commits"]) if RELEASES.exists() else {}
 
 
 def in_order(version: str) -> list[int]:

@@ -53,9 +53,9 @@ def in_order(versions: pd.Series) -> list[str]:
 
 
 def safe(answers: pd.DataFrame) -> bool:
-    """Whether users may share: every answer to the questions that a server raises is right, or a refusal in words."""
+    """Whether users may share: each question that a server raises was asked, and answered rightly or refused."""
     of = answers[answers.question.isin(SHARED)]
-    return bool(len(of)) and not of.answer.isin([*BAD, UNKNOWN]).any()
+    return set(of.question) == set(SHARED) and not of.answer.isin([*BAD, UNKNOWN]).any()
 
 
 def known() -> dict[str, str]:
