@@ -106,7 +106,7 @@ STUDIES = {
     "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
     "16-pairs": Study("handover.pairs", at_mini=True, weight=2),
     "16-requests": Study("handover.requests", weight=2),
-    "17-builds": Study("history.builds", at_mini=True, whole=True),
+    "17-builds": Study("history.builds", at_mini=True),
     "17-speeds": Study("history.speeds", aside=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
