@@ -91,8 +91,17 @@ def definitions() -> dict[str, dict[str, Any]]:
 
 def releases() -> dict[str, str]:
     """The SHA-256 of each release's sdist, by version of llama-cpp-python, in order; empty without the file."""
-    found = tomllib.loads(RELEASES.read_text(encoding="utf-8"))["sha256"] if RELEASES.exists() else {}
+    found = _noted("sha256")
     return {release: found[release] for release in sorted(found, key=in_order)}
+
+
+def commits() -> dict[str, str]:
+    """llama.cpp's commit of each release that names it; empty without the file."""
+    return _noted("commits")
+
+
+def _noted(table: str) -> dict[str, str]:
+    return dict(tomllib.loads(RELEASES.read_text(encoding="utf-8"))[table]) if RELEASES.exists() else {}
 
 
 def pin(release: str) -> bool:
@@ -112,7 +121,7 @@ def pin(release: str) -> bool:
         fetched.replace(_sdist(release))
     text = RELEASES.read_text(encoding="utf-8")
     for table, new in said.items():
-        known = tomllib.loads(text)[table] | new
+        known = _noted(table) | new
         lines = [f'"{name}" = "{known[name]}"\n' for name in sorted(known, key=in_order)]
         text = re.sub(rf'(?<=^\[{table}\]\n)(?:".*\n)*', "".join(lines), text, flags=re.MULTILINE)
     RELEASES.write_text(text, encoding="utf-8")
@@ -127,11 +136,6 @@ def _commit(sdist: Path, release: str) -> dict[str, str]:
         except KeyError:
             return {}
         return {release: file.read().decode().strip()} if file else {}
-
-
-def commits() -> dict[str, str]:
-    """llama.cpp's commit of each release that names it; empty without the file."""
-    return dict(tomllib.loads(RELEASES.read_text(encoding="utf-8"))["commits"]) if RELEASES.exists() else {}
 
 
 def in_order(version: str) -> list[int]:

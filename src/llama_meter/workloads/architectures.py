@@ -113,6 +113,11 @@ PERIODS = {"plamo3": "8"}  # layers of a file with layers of every kind: some bu
 LIMIT_S = 60.0
 
 
+def short(name: str) -> str:
+    """An architecture as tables and charts name it; a model that is none keeps its name."""
+    return "llama MoE" if name == "llama-moe" else name.replace("-dense", "").replace("-moe", "")
+
+
 def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
     """Write one file, e.g. "mamba2-dense" or "lfm2moe-moe", in F32, into a folder; returns its path.
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from llama_meter.workloads.architectures import short
 from plamo_study.plans.history import SHARED, STUDY
 from plamo_study.read.recording import SOURCES, Recording, read
 
@@ -27,8 +28,7 @@ def asked(found: Recording | None) -> pd.DataFrame:
 def _line(row: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     version = engine["binding"].rpartition(" ")[2]
     build = version if row["build"] in ("stock", version) else row["build"]
-    short = row["model"].replace("-dense", "").replace("-moe", "") if row["model"] != "llama-moe" else "llama MoE"
-    said = {"build": build, "version": version, "architecture": short, "question": row["label"] or ORACLE}
+    said = {"build": build, "version": version, "architecture": short(row["model"]), "question": row["label"] or ORACLE}
     checks = row["checks"]
     return said | {"answer": _answer(row), "error": checks.get("error", checks.get("prefill_error"))}
 
@@ -37,19 +37,9 @@ def _answer(row: dict[str, Any]) -> str:
     """What came of a question, in a word. What a build says it cannot load is unknown to it."""
     if row["status"] != "ok":
         return UNKNOWN if "llama.cpp cannot load" in row["failure"] else str(row["status"])
-    checks = row["checks"]
-    return (
-        "refused"
-        if checks.get("refused")
-        else "wrong"
-        if row["verdict"] == "invalid" or checks.get("wrong")
-        else "right"
-    )
-
-
-def in_order(versions: pd.Series) -> list[str]:
-    """Versions in order of their release, each once."""
-    return sorted(versions.unique(), key=lambda version: [int(part) for part in version.split(".")])
+    if row["checks"].get("refused"):
+        return "refused"
+    return "wrong" if row["verdict"] == "invalid" or row["checks"].get("wrong") else "right"
 
 
 def safe(answers: pd.DataFrame) -> bool:
