@@ -13,6 +13,7 @@ from darwin import mac as mac
 from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadFileScheduling
 
+from llama_meter import children
 from llama_meter.cells import Cell
 from llama_meter.measure import bench, machine, plan
 from llama_meter.models import synthetic
@@ -59,6 +60,14 @@ def _asked_once():
         return copy.deepcopy(answers[key])
 
     bench._asked = remembered
+
+
+@pytest.fixture(autouse=True, scope="module")
+def settings_of_others():
+    """What a file of tests leaves in the environment would be a fact of every engine asked after it."""
+    before = children.settings(os.environ)
+    yield
+    assert children.settings(os.environ) == before
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -367,10 +367,11 @@ def fleet(**fields):
 @pytest.mark.long
 def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_dies_is_replaced(tmp_path):
     """A real scheduler and a real worker of it, killed while it simulates."""
-    distributed = pytest.importorskip("distributed")
+    dask, distributed = (pytest.importorskip(name) for name in ("dask", "distributed"))
     cell = fleet()
     planned = replace(fleets_plan.fleet("mini"), cells=(cell,))
     with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ": {}}),  # it would be left in this process
         distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as started,
         cluster.connected(started.scheduler_address) as elsewhere,
     ):
