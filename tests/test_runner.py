@@ -93,6 +93,12 @@ def test_under_a_time_limit_no_row_is_counted_twice(tmp_path, monkeypatch, once)
     assert len(keys) == len(set(keys))
 
 
+def test_gates_alone_are_measured_within_a_time(tmp_path, once):
+    asked = replace(small_plan(blocks=1), cells=(), anchor=None)
+    found = runner.sweep(asked, tmp_path / "j.jsonl", minutes=30).rows
+    assert [(row.cell, row.valid) for row in found] == [(gate, True) for gate in asked.gates]
+
+
 def test_gates_anchors_and_repeats_count_against_the_time(tmp_path, monkeypatch, once):
     asked, path = small_plan(small_plan().cells[:1], blocks=2), tmp_path / "j.jsonl"
     first = runner.sweep(asked, path)

@@ -230,7 +230,8 @@ class _Sweep:
         self._check_time()
         self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
-        self._each(self.asked.gates(needed))  # together: gates are not timed, and run side by side
+        # Together: gates are not timed, and run side by side.
+        self._each(self.asked.gates(needed if self.plan.cells else None))
         self._each(self.asked.anchors(0))
         for cells in together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
@@ -433,7 +434,7 @@ class _Sweep:
     def _budget(self) -> int:
         """Rows that may still be measured beyond the plan's blocks."""
         spent = sum(task.replicate >= REPEAT and not task.anchor for task in self._all())
-        last = max(task.block for task in self.tasks if not task.anchor)
+        last = max((task.block for task in self.tasks if not task.anchor), default=0)
         return (self.plan.extra_blocks - max(last + 1 - self.plan.blocks, 0)) * self._per_block - spent
 
     def _all(self) -> Iterator[Task]:
