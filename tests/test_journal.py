@@ -4,12 +4,14 @@ import gzip
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 from crosscheck.selfcheck import example_row
 
+from llama_meter import disk
 from llama_meter.errors import StudyError
 from llama_meter.journal import Journal, latest_rows, read
 from llama_meter.rows import SCHEMA, Fact
@@ -128,3 +130,14 @@ def test_a_full_disk_loses_only_the_row_that_did_not_fit(tmp_path):
     assert [r.key for r in kept] == [str(n) for n in range(len(kept))]
     assert len(kept) >= 2
     assert path.read_bytes().endswith(b"\n")
+
+
+def test_a_lock_that_a_killed_run_leaves_for_a_moment_is_waited_for(tmp_path):
+    """A process that is killed while it starts another shares its lock with that one until it has begun."""
+    path = tmp_path / "j.jsonl"
+    path.touch()
+    with path.open("rb") as left:
+        disk.lock(left.fileno())
+        threading.Timer(0.2, left.close).start()
+        with Journal(path) as here:
+            assert here.records == []
