@@ -17,6 +17,7 @@ N_PROMPT = 512
 N_SEQ = (1, 4, 5, 8, 9, 16)  # sequences of a step: on either side of the kernels' tiles
 DEPTH = 32  # tokens of the prompt that the sequences of a step share
 TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
+TILED, TILES, TILED_BLOCKS = "Q4_K_M", (8, 9), 6  # the type, sequences and blocks of the study of tiled kernels
 
 
 def builds(scale: str, gpu: bool = False) -> Plan:
@@ -54,3 +55,11 @@ def speeds(scale: str, gpu: bool = False) -> Plan:
             cells += [prompt, *(change(step, n_seq=n, policy="shared") for n in N_SEQ)]
     planned = lean("17-speeds", scale, tuple(cells))
     return replace(planned, compared=planned.cells)
+
+
+def tiles(scale: str, gpu: bool = False) -> Plan:
+    """Notebook 17: what the newest release's tiled kernels do to a prompt and to steps of as many columns as they take,
+    beside the build `untiled` in the same blocks."""
+    own = [cell for cell in speeds(scale, gpu).cells if cell.dtype == TILED]
+    cells = tuple(cell for cell in own if isinstance(cell, Prefill) or cell.n_seq in TILES)
+    return replace(lean("17-tiles", scale, cells), compared=cells, blocks=TILED_BLOCKS)

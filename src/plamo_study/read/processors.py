@@ -19,6 +19,7 @@ AVX512, AVX_VNNI = "AVX512 = 1", "AVX_VNNI = 1"  # as listed in an engine's fact
 APART, SHORT = "apart", 8  # of a fact: what distinguishes a machine from another of its name; digits of an id
 USED = {  # instructions of engines that computed correctly on recorded machines; a test checks them against the rows
     "6d97ed74d70f8581": {AVX512},
+    "cdff279d98980b96": {AVX512},
     "7420e18a91a314eb": {AVX512},
     "19415f43ff8f8a41": {AVX512, AVX_VNNI},
     "735ee00ca0d48b34": {AVX512, AVX_VNNI},
