@@ -60,6 +60,6 @@ def speeds(scale: str, gpu: bool = False) -> Plan:
 def tiles(scale: str, gpu: bool = False) -> Plan:
     """Notebook 17: what the newest release's tiled kernels do to a prompt and to steps of as many columns as they take,
     beside the build `untiled` in the same blocks."""
-    own = [cell for cell in speeds(scale, gpu).cells if cell.dtype == TILED]
+    own = [cell for cell in speeds(scale, gpu).cells if isinstance(cell, Prefill | Decode) and cell.dtype == TILED]
     cells = tuple(cell for cell in own if isinstance(cell, Prefill) or cell.n_seq in TILES)
     return replace(lean("17-tiles", scale, cells), compared=cells, blocks=TILED_BLOCKS)
