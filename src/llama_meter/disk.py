@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -78,6 +79,7 @@ def check_out(path: Path, replace: bool = False) -> None:
         raise StudyError(str(path), "is there already", "name another file, or replace it with --force")
 
 
+GRACE_S = 1.0  # that a lock may outlive its run
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -87,7 +89,7 @@ def lock(file: int) -> int:
     Raises BlockingIOError where another process holds it, and StudyError where nothing can be locked here.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(file)
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
@@ -104,7 +106,7 @@ def _elsewhere(file: int) -> int:
     except OSError as error:
         raise StudyError(str(place), f"cannot be written ({error.strerror})", MEND) from error
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(held)
     except BlockingIOError:
         os.close(held)
         raise
@@ -114,6 +116,18 @@ def _elsewhere(file: int) -> int:
             str(place), f"cannot be locked, nor can the project's disk ({error.strerror})", MEND
         ) from error
     return held
+
+
+def _flock(file: int) -> None:
+    """Lock a file. A run that was killed while it started a process holds its locks until that one has begun."""
+    until = time.monotonic() + GRACE_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(GRACE_S / 20)
 
 
 MEND = "set TMPDIR to a folder on a local disk, or move the project to one"

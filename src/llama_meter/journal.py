@@ -7,7 +7,6 @@ like a record. Any other file is not a journal and stays unchanged.
 import gc
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +20,6 @@ from llama_meter.errors import StudyError, unwritable
 from llama_meter.rows import SCHEMA, Fact, Record, Row
 
 REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
-
-AT_WORK, WAIT = "another run is writing to it", "wait for the other run, or stop it"
-GRACE_S = 1.0  # that a lock may outlive its run
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
@@ -151,22 +147,13 @@ class Journal:
             self.append(fact)
 
     def _lock(self) -> None:
-        """Lock the journal. A run that was killed while it started a process holds it until that one has begun."""
-        until = time.monotonic() + GRACE_S
-        while True:
-            try:
-                self._held = lock(self._fd)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise StudyError(str(self.path), AT_WORK, WAIT) from None
-                time.sleep(GRACE_S / 20)
         try:
+            self._held = lock(self._fd)
             replaced = not os.path.samestat(os.fstat(self._fd), os.stat(self.path))
-        except FileNotFoundError:
+        except (BlockingIOError, FileNotFoundError):
             replaced = True
         if replaced:
-            raise StudyError(str(self.path), AT_WORK, WAIT)
+            raise StudyError(str(self.path), "another run is writing to it", "wait for the other run, or stop it")
 
     def _no_file(self) -> StudyError:
         why = "is a link or no file, and rows are written to files only"

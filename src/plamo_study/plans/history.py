@@ -1,5 +1,6 @@
 """Which questions every build is asked: is its answer right at all, may users share it, and how fast is it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llama_meter.cells import ROTATION, Cell, Decode, Gate, Hybrid, Prefill, Ranges
@@ -45,21 +46,25 @@ def builds(scale: str, gpu: bool = False) -> Plan:
 
 def speeds(scale: str, gpu: bool = False) -> Plan:
     """Notebook 17: a prompt and steps of every build, in the same blocks, of three types of both models."""
-    check_scale(scale)
-    base = Prefill(scale=scale, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, repetitions=1)
-    cells: list[Cell] = []
-    for dtype in TYPES:
-        for model in MODELS:
-            prompt = change(base, model=model, dtype=dtype, n_prompt=N_PROMPT)
-            step: Decode = change(prompt, workload="decode", depth=DEPTH, n_gen=STEPS)  # type: ignore[assignment]
-            cells += [prompt, *(change(step, n_seq=n, policy="shared") for n in N_SEQ)]
-    planned = lean("17-speeds", scale, tuple(cells))
+    planned = lean("17-speeds", scale, _timed(scale, gpu, TYPES, N_SEQ))
     return replace(planned, compared=planned.cells)
 
 
 def tiles(scale: str, gpu: bool = False) -> Plan:
     """Notebook 17: what the newest release's tiled kernels do to a prompt and to steps of as many columns as they take,
     beside the build `untiled` in the same blocks."""
-    own = [cell for cell in speeds(scale, gpu).cells if isinstance(cell, Prefill | Decode) and cell.dtype == TILED]
-    cells = tuple(cell for cell in own if isinstance(cell, Prefill) or cell.n_seq in TILES)
-    return replace(lean("17-tiles", scale, cells), compared=cells, blocks=TILED_BLOCKS)
+    planned = lean("17-tiles", scale, _timed(scale, gpu, (TILED,), TILES))
+    return replace(planned, compared=planned.cells, blocks=TILED_BLOCKS)
+
+
+def _timed(scale: str, gpu: bool, dtypes: Sequence[str], n_seq: Sequence[int]) -> tuple[Cell, ...]:
+    """A prompt and steps of these numbers of sequences, of these types of both models."""
+    check_scale(scale)
+    base = Prefill(scale=scale, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, repetitions=1)
+    cells: list[Cell] = []
+    for dtype in dtypes:
+        for model in MODELS:
+            prompt = change(base, model=model, dtype=dtype, n_prompt=N_PROMPT)
+            step: Decode = change(prompt, workload="decode", depth=DEPTH, n_gen=STEPS)  # type: ignore[assignment]
+            cells += [prompt, *(change(step, n_seq=n, policy="shared") for n in n_seq)]
+    return tuple(cells)
