@@ -95,6 +95,7 @@ STUDIES = {
     "07-replicas": Study("replicas.replicas", weight=3),
     "08-speculative": Study("speculative.speculative", weight=3),
     "08-several": Study("speculative.several", aside=True),
+    "08-columns": Study("speculative.columns", aside=True),
     "08-drafters": Study("speculative.drafters", of_weights=True),
     "09-disaggregation": Study("disaggregation.disaggregation", weight=3),
     "10-scheduling": Study("scheduling.scheduling", weight=3),

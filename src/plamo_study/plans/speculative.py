@@ -5,16 +5,17 @@ the speed at any acceptance. Some acceptances are measured directly, to check th
 drafters is a separate study: with random weights no text means anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llama_meter.cells import File, Speculate
+from llama_meter.cells import Cell, Decode, File, Speculate
 from llama_meter.errors import StudyError
 from llama_meter.measure import texts
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     DTYPE,
     MODELS,
+    STEPS,
     Plan,
     change,
     check_scale,
@@ -33,6 +34,7 @@ DRAFTERS = {HYBRID: "plamo-2-draft", ATTENTION: "plamo-3-draft"}  # trained to d
 LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
 DRAFTS = (1, 2, 3, 4, 7, 8)  # tokens per draft; with the token before them, 3 and 7 fill tiles of four columns
 USUAL = 4
+COLUMNS = (3, 4, 5, 8, 9)  # on either side of what a tile of four columns takes
 RATES = (0.5, 0.7, 0.9)  # acceptances measured directly
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)  # sequences
@@ -84,6 +86,19 @@ def several(scale: str, gpu: bool = False) -> Plan:
     planned = _planned("08-several", scale, cells, len(cells))
     compared = tuple(cell for cell in cells if cell.model == HYBRID)
     return replace(planned, compared=compared, blocks=5)
+
+
+def columns(scale: str, gpu: bool = False) -> Plan:
+    """Calls that check drafts beside steps of as many sequences, in the same blocks: like for like."""
+    check_scale(scale)
+    cells: list[Cell] = []
+    for name in MODELS:
+        base = _base(scale, gpu, (name, scale, DTYPE[scale]))
+        base = change(base, n_gen=base.n_gen // 2)
+        step = Decode(depth=DEPTH, n_gen=STEPS, n_threads=base.n_threads, n_gpu_layers=base.n_gpu_layers)
+        step = on_file(change(step, policy="shared"), base.files[0])
+        cells += [change(step, n_seq=n) for n in (1, *COLUMNS)] + [_even(base, n - 1) for n in COLUMNS]
+    return replace(_planned("08-columns", scale, cells, len(cells)), blocks=6, extra_blocks=0)
 
 
 def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -189,8 +204,9 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
         yield change(by_model, model=LARGER, draft=HYBRID, draft_dtype=base.dtype)
 
 
-def _planned(study: str, scale: str, cells: list[Speculate], needed: int) -> Plan:
+def _planned(study: str, scale: str, cells: Sequence[Cell], needed: int) -> Plan:
     for cell in cells:
-        cell.check()
+        if isinstance(cell, Speculate):
+            cell.check()
     planned = with_gates(study, scale, tuple(dict.fromkeys(cells)), exact_cache=False)
     return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=WORKLOAD)
