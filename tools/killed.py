@@ -62,12 +62,12 @@ def study(root: Path, scale: str, minutes: float) -> "subprocess.Popen[bytes]":
 
 def started(root: Path) -> list[psutil.Process]:
     """Processes that runs in this copy started, directly or not."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # a zombie has no environment
             if process.environ().get(MARK) == str(root):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def rows(root: Path) -> Counter[str]:
@@ -82,20 +82,20 @@ def rows(root: Path) -> Counter[str]:
 
 def unfinished(root: Path) -> list[str]:
     """What lies below `reports` and looks done but is not: notebooks with cells that did not run, cut pages."""
-    found = []
+    names = []
     for path in (path for path in (root / "reports").glob("*.ipynb") if ".partial" not in path.name):
         cells = nbformat.read(path, as_version=4).cells
         if any(cell.cell_type == "code" and cell.source and not cell.execution_count for cell in cells):
-            found.append(path.name)
-    return found + [
+            names.append(path.name)
+    return names + [
         path.name for path in (root / "reports").glob("*.html") if not path.read_text().rstrip().endswith("</html>")
     ]
 
 
 def partial(root: Path) -> list[str]:
     """Files below `reports` and `data` that are being written, or were."""
-    found = [path for part in ("reports", "data") for path in (root / part).rglob("*") if ".partial" in path.name]
-    return [str(path.relative_to(root)) for path in found]
+    files = [path for part in ("reports", "data") for path in (root / part).rglob("*") if ".partial" in path.name]
+    return [str(path.relative_to(root)) for path in files]
 
 
 def faults(root: Path, before: Counter[str]) -> list[str]:
@@ -111,7 +111,7 @@ def faults(root: Path, before: Counter[str]) -> list[str]:
         "not whole": unfinished(root),
         "tracebacks": ["see above"] * ("Traceback" in (root / "said").read_text(errors="replace")),
     }
-    return [f"{what}: {', '.join(each[:3])} ({len(each)})" for what, each in wrong.items() if each]
+    return [f"{what}: {', '.join(items[:3])} ({len(items)})" for what, items in wrong.items() if items]
 
 
 def killed(
@@ -139,19 +139,19 @@ def killed(
                     sent = SIGNALS[number % len(SIGNALS)]
                     os.killpg(process.pid, sent)
             code = process.wait()
-            found = faults(root, before)
+            problems = faults(root, before)
             more, last = len(rows(root) - before), number == kills + WHOLE - 1
             done = number > kills and not more
-            found += [f"left behind: {name}" for name in partial(root)] * (number >= kills)
-            found += [f"exit code {code}"] * bool(code and (done or last))
-            found += [f"{WHOLE} whole runs, and the last measured {more} rows more"] * bool(more and last)
+            problems += [f"left behind: {name}" for name in partial(root)] * (number >= kills)
+            problems += [f"exit code {code}"] * bool(code and (done or last))
+            problems += [f"{WHOLE} whole runs, and the last measured {more} rows more"] * bool(more and last)
             how = sent.name if sent else f"exit code {code}"
             seconds, n = time.monotonic() - began, sum(rows(root).values())
             report.console.print(
-                f"run {number + 1}: {how} after {seconds:.0f} s, {n} rows; {'; '.join(found) or 'right'}"
+                f"run {number + 1}: {how} after {seconds:.0f} s, {n} rows; {'; '.join(problems) or 'right'}"
             )
-            wrong += found
-            if found:
+            wrong += problems
+            if problems:
                 report.console.print((root / "said").read_text(errors="replace")[-2000:], markup=False)
             (root / "said").write_text("")
             if done:

@@ -64,9 +64,9 @@ def _smallest(sizes: list[int]) -> pd.DataFrame:
     """The smallest number of packed prompts that aborts, by batch size: found by bisection, and predicted."""
     lines = []
     for size in sizes:
-        found, processes = smallest_abort(MODELS[0], PROMPT, size)
+        smallest, processes = smallest_abort(MODELS[0], PROMPT, size)
         predicted = batching_law.smallest_abort(PROMPT, size)
-        lines.append({"n_batch": size, "smallest abort": found, "predicted": predicted, "processes": processes})
+        lines.append({"n_batch": size, "smallest abort": smallest, "predicted": predicted, "processes": processes})
     return pd.DataFrame(lines, dtype=object)
 
 

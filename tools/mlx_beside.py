@@ -63,11 +63,11 @@ class BesideMlx(Bench):
             raise StudyError("mlx-lm", "is not installed", mlx_model.NEEDS)
         super().__init__(plan, journal, [], Elsewhere(self._work, 1))
         self.asked = partial(MlxJob, folder=str(folder.resolve()), unclipped=unclipped)
-        told = _in_mlx(self.asked(), START_LIMIT_S)
-        if told.failure:
-            why = f"mlx-lm does not load it ({told.failure.why})"
+        answer = _in_mlx(self.asked(), START_LIMIT_S)
+        if answer.failure:
+            why = f"mlx-lm does not load it ({answer.failure.why})"
             raise StudyError(str(folder), why, "name a folder that holds PLaMo 2 as released: config.json and weights")
-        self.engines[MLX], self.systems[MLX] = self._add_fact("engine", told.measured.facts), self.systems[""]
+        self.engines[MLX], self.systems[MLX] = self._add_fact("engine", answer.measured.facts), self.systems[""]
 
     def _work(self, job: Job, time_limit_s: float, engine: str = "", workload: str = "") -> Outcome:
         if engine != MLX:
@@ -107,12 +107,14 @@ def measure(plan: Plan, journal_file: Path, folder: Path, unclipped: bool = Fals
                 yield done[key]
 
         asked = [task for number in range(plan.blocks) for task in tasks.block(number)] + tasks.anchors(plan.blocks)
-        found = list(rows(asked))
-        marked = watch.disturbed(found)
-        again = [task.repeated for task, row in zip(asked, found, strict=True) if row.key in marked and not task.anchor]
+        measured = list(rows(asked))
+        marked = watch.disturbed(measured)
+        again = [
+            task.repeated for task, row in zip(asked, measured, strict=True) if row.key in marked and not task.anchor
+        ]
         if any(bench.key(task) not in done for task in again):
             watch.wait_until_calm(CALM_S)
-        return found + list(rows(again))
+        return measured + list(rows(again))
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +127,7 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
         seconds = {name: seconds_by_block(_last(undisturbed(group)), median_sample) for name, group in of.items()}
         verdicts = {name: "/".join(sorted(set(group["verdict"]))) for name, group in of.items()}
         what = f"prompt of {n_prompt}" if workload == "prefill" else f"step after {n_prompt}"
-        line = {"what": what, **{name: found.median() for name, found in seconds.items()}}
+        line = {"what": what, **{name: values.median() for name, values in seconds.items()}}
         ratio = paired_ratio(seconds["llama"], seconds["mlx"])
         lines.append(line | {"ratio": ratio} | {f"{name} is": said for name, said in verdicts.items()})
     return pd.DataFrame(lines)
@@ -144,13 +146,13 @@ def beside(
     plan = planned()
     path = journal_path(plan.study, plan.scale, LOCAL)
     rows = measure(plan, path, folder, unclipped)
-    found = compared(frame.frame(rows, frame.facts(read(path))))
+    table = compared(frame.frame(rows, frame.facts(read(path))))
     shown = Table("", "llama.cpp", "mlx-lm", "mlx-lm is so many times as fast", "llama.cpp is", "mlx-lm is")
-    for line in found.to_dict("records"):
+    for line in table.to_dict("records"):
         times = (f"{1e3 * line[name]:,.2f} ms" for name in ("llama", "mlx"))
         shown.add_row(line["what"], *times, show(line["ratio"], ".3g"), line["llama is"], line["mlx is"])
     report.console.print(shown)
-    if (found["mlx is"] != "valid").any():
+    if (table["mlx is"] != "valid").any():
         report.console.print("mlx-lm's answers are not the oracle's: its speed is that of another computation")
         raise typer.Exit(1)
 

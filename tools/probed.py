@@ -32,8 +32,8 @@ def probed(
     library.capture_log([])
     place, servers = report.place(reference), list(runs.known())
     with tempfile.TemporaryDirectory() as folder:
-        found = runs.run(servers[: most or None], Path(folder), place, report.console.print)
-    counted = serving.confusion(found.servers)
+        result = runs.run(servers[: most or None], Path(folder), place, report.console.print)
+    counted = serving.confusion(result.servers)
     shown = Table("known to be", *(f"probed {name}" for name in counted.columns[1:-1]), "errors")
     for line in counted.to_dict("records"):
         shown.add_row(*(format(value, ".0%") if name == "errors" else str(value) for name, value in line.items()))

@@ -55,13 +55,13 @@ def selfcheck(
     use_engine(engine)
     plan.check_scale(scale)
     if disturb:
-        found = costs.disturbed(place, 0)
+        checks = costs.disturbed(place, 0)
     else:
-        found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
+        checks = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     if likwid_bench:
-        found += costs.ceilings(scale, likwid_bench, rounds, place)
-    echo(found) if json else _show(found)
-    raise typer.Exit(0 if all(check.ok for check in found) else 1)
+        checks += costs.ceilings(scale, likwid_bench, rounds, place)
+    echo(checks) if json else _show(checks)
+    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
 
 
 def _show(checks: list[costs.Check]) -> None:

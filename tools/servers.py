@@ -45,8 +45,8 @@ def beside(
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
     """Load llama-server with our client and with AIPerf in turn: do they say the same of it?"""
-    found = beside_runs.compare(_attention(scale), scale, aiperf, rounds)
-    report.console.print(f"kept: {report.short(beside_runs.write(found, report.place(reference)))}")
+    comparison = beside_runs.compare(_attention(scale), scale, aiperf, rounds)
+    report.console.print(f"kept: {report.short(beside_runs.write(comparison, report.place(reference)))}")
 
 
 @app.command()
@@ -55,8 +55,8 @@ def crowd(
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
     """Let requests wait at llama-server as released and patched, in turn: what does a token take beside them?"""
-    found = crowd_runs.compare(_attention("mini"), rounds)
-    report.console.print(f"kept: {report.short(crowd_runs.write(found, report.place(reference)))}")
+    comparison = crowd_runs.compare(_attention("mini"), rounds)
+    report.console.print(f"kept: {report.short(crowd_runs.write(comparison, report.place(reference)))}")
 
 
 @app.command()
@@ -66,8 +66,8 @@ def drafts(
 ) -> None:
     """Let llama-server and our loop speculate with the same drafts in turn: what is accepted, and how fast?"""
     _quiet()
-    found = draft_runs.compare(rounds)
-    report.console.print(f"kept: {report.short(drafting.write(found, report.place(reference)))}")
+    comparison = draft_runs.compare(rounds)
+    report.console.print(f"kept: {report.short(drafting.write(comparison, report.place(reference)))}")
 
 
 @app.command()
@@ -86,8 +86,8 @@ def soak(
 ) -> None:
     """Load llama-server for half an hour: is every request accounted for, and does memory stay what it is?"""
     place = report.place(reference)
-    found = soak_runs.run(_attention(scale), scale, rate or soak_runs.sustained(scale, place), minutes, hold, patched)
-    report.console.print(f"kept: {report.short(soak_runs.write(found, place))}")
+    result = soak_runs.run(_attention(scale), scale, rate or soak_runs.sustained(scale, place), minutes, hold, patched)
+    report.console.print(f"kept: {report.short(soak_runs.write(result, place))}")
 
 
 def _quiet() -> None:

@@ -67,8 +67,8 @@ def cut(path: Path, pieces: Iterable[int]) -> Iterator[tuple[int, float, int]]:
         whole = hybrid_questions.by_itself(session, 0, tokens, n_prompt)
     for piece in pieces:
         with Planted(path, replace(hybrid_questions.ALONE, n_ubatch=piece)) as session:
-            found = hybrid_questions.by_itself(session, 0, tokens, n_prompt)
-            yield piece, max(relative_error(found[at], row) for at, row in whole.items()), session.taken
+            logits = hybrid_questions.by_itself(session, 0, tokens, n_prompt)
+            yield piece, max(relative_error(logits[at], row) for at, row in whole.items()), session.taken
 
 
 def on_gpu() -> float:

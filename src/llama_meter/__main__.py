@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = asked.do(asked)
     except MENDABLE as error:
-        known = mendable(error)
-        if known is None:
+        message = mendable(error)
+        if message is None:
             raise
-        print(known, file=sys.stderr)
+        print(message, file=sys.stderr)
         return REFUSED
     return code
 
@@ -70,14 +70,14 @@ def judge(asked: argparse.Namespace) -> int:
         for change in repair(file, asked.repair, sha256=sha256):
             print(change, file=sys.stderr)
         file, sha256 = asked.repair, ""
-    found = checking.check(file, sha256)
-    for finding in found:
-        told = f"{finding.severity}: {finding.evidence}"
-        told += f"\n  mend: {finding.mend}" if finding.severity != "note" else ""
-        print(json.dumps(msgspec.to_builtins(finding)) if asked.json else told)
-    if not (found or asked.json):
+    findings = checking.check(file, sha256)
+    for finding in findings:
+        line = f"{finding.severity}: {finding.evidence}"
+        line += f"\n  mend: {finding.mend}" if finding.severity != "note" else ""
+        print(json.dumps(msgspec.to_builtins(finding)) if asked.json else line)
+    if not (findings or asked.json):
         print(f"{file}: nothing found")
-    return WRONG if blocking(found) else 0
+    return WRONG if blocking(findings) else 0
 
 
 def probe(asked: argparse.Namespace) -> int:
@@ -106,19 +106,19 @@ def read(asked: argparse.Namespace) -> int:
 def _print(rows: Iterable[Row], as_json: bool) -> None:
     from llama_meter.measure.of_files import rates
 
-    for found in rates(rows):
-        cell = found.cell
-        told = {name: value for name, value in columns(cell).items() if value not in (None, "", ())}
+    for speed in rates(rows):
+        cell = speed.cell
+        values = {name: value for name, value in columns(cell).items() if value not in (None, "", ())}
         if as_json:
-            rate = {"tokens_per_second": found.rate.value, "low": found.rate.low, "high": found.rate.high}
-            line = told | rate | {"processes": found.n, "disturbed": found.disturbed, "verdicts": found.verdicts}
+            rate = {"tokens_per_second": speed.rate.value, "low": speed.rate.low, "high": speed.rate.high}
+            line = values | rate | {"processes": speed.n, "disturbed": speed.disturbed, "verdicts": speed.verdicts}
             print(json.dumps(msgspec.to_builtins(line)))
             continue
-        what = f"reads {told['n_prompt']}" if isinstance(cell, Prefill) else f"writes after {told['n_prompt']}"
-        many = f" x {told['n_seq']}" if told.get("n_seq", 1) > 1 else ""
-        marks = f", {found.disturbed} of {found.n} disturbed" if found.disturbed else ""
-        name = f"{told['model']} {told['dtype']}"
-        print(f"{name:<32} {what + many:<20} {found.rate:.4g} tokens/s  {', '.join(found.verdicts)}{marks}")
+        what = f"reads {values['n_prompt']}" if isinstance(cell, Prefill) else f"writes after {values['n_prompt']}"
+        many = f" x {values['n_seq']}" if values.get("n_seq", 1) > 1 else ""
+        marks = f", {speed.disturbed} of {speed.n} disturbed" if speed.disturbed else ""
+        name = f"{values['model']} {values['dtype']}"
+        print(f"{name:<32} {what + many:<20} {speed.rate:.4g} tokens/s  {', '.join(speed.verdicts)}{marks}")
 
 
 def _parser() -> argparse.ArgumentParser:

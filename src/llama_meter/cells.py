@@ -104,8 +104,8 @@ class OnModel(OnEngine, frozen=True, kw_only=True):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Sequences evaluated together, tokens each begins with, and tokens generated after these."""
-        told = columns(self)
-        return told["n_seq"], told["n_prompt"], told["n_gen"]
+        values = columns(self)
+        return values["n_seq"], values["n_prompt"], values["n_gen"]
 
 
 class Prefill(OnModel, frozen=True, kw_only=True):
@@ -520,8 +520,8 @@ ORDER = (  # the order in the JSON that keys hash, and of frame columns: append 
 def columns(cell: AnyCell) -> dict[str, Any]:
     """A cell's fields by the names of `ORDER`, with the usual default where its type has no such field."""
     own = zip(cell.__struct_encode_fields__, cell.__struct_fields__, strict=True)
-    told = {"workload": cell.workload} | _DEFAULTS | {name: getattr(cell, attribute) for name, attribute in own}
-    return {name: told[name] for name in ORDER}
+    values = {"workload": cell.workload} | _DEFAULTS | {name: getattr(cell, attribute) for name, attribute in own}
+    return {name: values[name] for name in ORDER}
 
 
 def canonical(cell: AnyCell) -> msgspec.Raw:
@@ -530,5 +530,5 @@ def canonical(cell: AnyCell) -> msgspec.Raw:
     msgspec recognises a default by identity: a value that a plan computed or a journal holds stays even where it equals
     the default. Recorded keys depend on it.
     """
-    told = msgspec.to_builtins(cell)
-    return msgspec.Raw(msgspec.json.encode(dict(sorted(told.items(), key=lambda pair: ORDER.index(pair[0])))))
+    values = msgspec.to_builtins(cell)
+    return msgspec.Raw(msgspec.json.encode(dict(sorted(values.items(), key=lambda pair: ORDER.index(pair[0])))))

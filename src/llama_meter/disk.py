@@ -146,14 +146,14 @@ def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
 def check_file(path: Path, most: int = MOST) -> None:
     """Raise StudyError unless a path is a regular file of at most `most` bytes: pipes and devices may have no end."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:  # a ValueError: a name with a NUL byte
-        told = of_system(error) if isinstance(error, OSError) else None
-        raise told or StudyError(str(path), f"cannot be read ({error})", "name a file") from error
-    if not stat.S_ISREG(found.st_mode):
+        refusal = of_system(error) if isinstance(error, OSError) else None
+        raise refusal or StudyError(str(path), f"cannot be read ({error})", "name a file") from error
+    if not stat.S_ISREG(status.st_mode):
         raise StudyError(str(path), "is no regular file", "name a file; copy what a pipe or a device gives into one")
-    if found.st_size > most:
-        raise StudyError(str(path), f"has {found.st_size:,} bytes, more than {most:,}", "name a smaller file")
+    if status.st_size > most:
+        raise StudyError(str(path), f"has {status.st_size:,} bytes, more than {most:,}", "name a smaller file")
 
 
 def content(path: Path, most: int = MOST) -> bytes:
@@ -167,11 +167,11 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 def text(path: Path, most: int = MOST) -> str:
     """All text of a UTF-8 file. StudyError as `content`, and for invalid UTF-8."""
-    found = content(path, most)
+    data = content(path, most)
     try:
-        return found.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        why = f"is not UTF-8 (byte {error.start} is 0x{found[error.start]:02x})"
+        why = f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})"
         raise StudyError(str(path), why, f"iconv -f ENCODING -t UTF-8 {path}") from error
 
 
@@ -180,11 +180,11 @@ def toml(path: Path, mend: str = "mend it: https://toml.io shows what a line may
 
     A key nests once for each of its dots, and a parser may need the square of that in memory: hence MOST_DOTS.
     """
-    found = text(path, MOST_SETTINGS)
+    document = text(path, MOST_SETTINGS)
     try:
-        if any(line.count(".") > MOST_DOTS for line in found.splitlines()):
+        if any(line.count(".") > MOST_DOTS for line in document.splitlines()):
             raise ValueError(f"a line has more than {MOST_DOTS} dots")
-        return tomllib.loads(found)
+        return tomllib.loads(document)
     except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
         raise StudyError(str(path), f"is no TOML ({error})", mend) from error
 

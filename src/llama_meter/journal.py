@@ -82,14 +82,14 @@ def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
     """
     with Journal(path) as journal:
         dropped = [record for record in journal.records if unwanted(record)]
-        kept = [record for record in journal.records if not unwanted(record)]
-        named = {fact for record in kept if isinstance(record, Row) for fact in record.facts}
-        kept = [record for record in kept if isinstance(record, Row) or record.id in named]
-        if dropped and not kept:
+        retained = [record for record in journal.records if not unwanted(record)]
+        named = {fact for record in retained if isinstance(record, Row) for fact in record.facts}
+        retained = [record for record in retained if isinstance(record, Row) or record.id in named]
+        if dropped and not retained:
             path.unlink()
         elif dropped:
             with growing(path) as partial, partial.open("wb") as file:
-                file.writelines(_encoder.encode(record) + b"\n" for record in kept)
+                file.writelines(_encoder.encode(record) + b"\n" for record in retained)
     return dropped
 
 
@@ -122,8 +122,8 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in {self._fd, self._held}:
-            os.close(each)
+        for fd in {self._fd, self._held}:
+            os.close(fd)
 
     def append(self, *records: Record) -> None:
         """Write records and sync them. On a full disk only these records are lost, with a StudyError."""

@@ -97,15 +97,15 @@ def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
         The machine has no rows, or none that a pack may hold.
 
     """
-    found = {path.stem: renewed(journal.read(path)) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
-    rows = [record for record in chain(*found.values()) if isinstance(record, Row)]
+    journals = {path.stem: renewed(journal.read(path)) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
+    rows = [record for record in chain(*journals.values()) if isinstance(record, Row)]
     newest = max(rows, key=lambda row: row.started, default=None)
     if newest is None:
         raise StudyError(str(paths.MEASURED / place), "no rows to pack", offer("study"))
     machine = identified(machine) if machine else newest.machine
     if not any(row.machine == machine for row in rows):
         raise StudyError(f"machine {machine!r}", f"has no rows in {place}", offer("rows list"))
-    made = packed(machine, found, studies)
+    made = packed(machine, journals, studies)
     if not made.rows:
         why = next(iter(made.left_out))
         raise StudyError(f"machine {machine!r}", f"has no rows that may be packed ({why})", "measure again")
@@ -120,31 +120,31 @@ def packed(machine: str, journals: Mapping[str, list[Record]], studies: Collecti
     lines: list[msgspec.Struct] = [Header(schema=SCHEMA, machine=machine)]
     packed, left_out = set[str](), Counter[str]()
     for name, records in journals.items():
-        known = {record.id: record for record in records if isinstance(record, Fact)}
-        unfit = {fact.id: why for fact in known.values() if (why := _why_not(fact, plausible.check_fact, machine))}
+        facts = {record.id: record for record in records if isinstance(record, Fact)}
+        unfit = {fact.id: why for fact in facts.values() if (why := _why_not(fact, plausible.check_fact, machine))}
         study, _, scale = name.rpartition(".")
         own: list[Row] = []
         for row in (_nameless(row) for row in journal.latest_rows(records) if row.machine == machine):
             why = next((unfit[fact] for fact in row.facts if fact in unfit), "")
-            if why := why or _why_not(row, plausible.check_row, (study, scale), known, packed, studies):
+            if why := why or _why_not(row, plausible.check_row, (study, scale), facts, packed, studies):
                 left_out[f"{name}: {why}"] += 1
             else:
                 own.append(row)
                 packed.add(row.key)
         if own:
             used = {fact for row in own for fact in row.facts}
-            lines += [Name(study=study, scale=scale), *(fact for fact in known.values() if fact.id in used), *own]
+            lines += [Name(study=study, scale=scale), *(fact for fact in facts.values() if fact.id in used), *own]
     return Packed(machine, gzip.compress(b"".join(map(_line, lines)), mtime=0), len(packed), left_out)
 
 
-def _why_not(record: Record, check: Callable[..., None], *told: Any) -> str:
+def _why_not(record: Record, check: Callable[..., None], *context: Any) -> str:
     """Why a record may not be packed, or "": it names a folder, which cannot be removed from anything that a fact or a
     cell is identified by, or a check of it fails."""
     text = msgspec.json.encode(record).decode()
-    if found := ABSOLUTE.search(text) or HOME.search(text):
-        return f"names a folder: {found.group(0)[:100]}"
+    if match := ABSOLUTE.search(text) or HOME.search(text):
+        return f"names a folder: {match.group(0)[:100]}"
     try:
-        check(record, *told)
+        check(record, *context)
     except (ValueError, OverflowError) as error:
         return str(error)
     return ""
@@ -167,7 +167,7 @@ def _nameless(row: Row) -> Row:
     if failure:
         message, tail = _anonymous(failure.message), [_anonymous(line) for line in failure.log_tail]
         failure = msgspec.structs.replace(failure, message=message, log_tail=tail)
-    requests = [msgspec.structs.replace(each, failure=_anonymous(each.failure)) for each in row.requests]
+    requests = [msgspec.structs.replace(request, failure=_anonymous(request.failure)) for request in row.requests]
     return msgspec.structs.replace(row, failure=failure, requests=requests)
 
 
@@ -183,10 +183,10 @@ def _anonymous(text: str) -> str:
 
 def _names() -> list[re.Pattern[str]]:
     """The host's name, whole and up to its first dot, and the user's."""
-    found = {host := socket.gethostname(), host.split(".")[0]}
+    names = {host := socket.gethostname(), host.split(".")[0]}
     with suppress(OSError, KeyError, RuntimeError):  # a user need not have a name or a home
-        found |= {getpass.getuser(), Path.home().name}
-    return [re.compile(rf"(?i)(?<![^\W_]){re.escape(name)}(?![^\W_])") for name in sorted(found, reverse=True) if name]
+        names |= {getpass.getuser(), Path.home().name}
+    return [re.compile(rf"(?i)(?<![^\W_]){re.escape(name)}(?![^\W_])") for name in sorted(names, reverse=True) if name]
 
 
 def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
@@ -198,10 +198,10 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
         A line does not belong in a pack of rows: the first such line, and why.
 
     """
-    found, number, keys = Pack(), 0, set[str]()
+    content, number, keys = Pack(), 0, set[str]()
     name = "", ""  # of the journal that the records belong to: study and scale
     records: list[Record] = []
-    known: dict[str, Fact] = {}
+    facts: dict[str, Fact] = {}
     try:
         for number, line in enumerate(_lines(source), 1):
             record = _decoded(line)
@@ -209,29 +209,29 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
                 check(isinstance(record, Header), "a pack begins with its header")
                 check(record.schema <= SCHEMA, f"schema {record.schema} is newer than this program's {SCHEMA}")
                 check(re.fullmatch(ID, record.machine), "the machine's id is no id")
-                found.machine = record.machine
+                content.machine = record.machine
             elif isinstance(record, Name):
-                name, known = (record.study, record.scale), {}
+                name, facts = (record.study, record.scale), {}
                 plausible.check_name(*name)
-                check(".".join(name) not in found.journals, f"journal {'.'.join(name)} comes twice")
-                found.journals[".".join(name)] = records = []
+                check(".".join(name) not in content.journals, f"journal {'.'.join(name)} comes twice")
+                content.journals[".".join(name)] = records = []
             else:
-                check(found.journals and not isinstance(record, Header), "a record outside any journal")
+                check(content.journals and not isinstance(record, Header), "a record outside any journal")
                 if isinstance(record, Fact):
-                    plausible.check_fact(record, found.machine)
-                    check(record.id not in known, "the fact comes twice")
-                    known[record.id] = record
+                    plausible.check_fact(record, content.machine)
+                    check(record.id not in facts, "the fact comes twice")
+                    facts[record.id] = record
                 else:
-                    check(record.machine == found.machine, "a row of another machine")
-                    plausible.check_row(record, name, known, keys, studies)
+                    check(record.machine == content.machine, "a row of another machine")
+                    plausible.check_row(record, name, facts, keys, studies)
                     keys.add(record.key)
                 records.append(record)
         number += 1
-        check(found.rows, "the pack ends without a row")
+        check(content.rows, "the pack ends without a row")
     except (ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
         where = "what came" if isinstance(source, bytes) else str(source)
         raise StudyError(f"{where}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
-    return found
+    return content
 
 
 def _lines(source: Path | bytes) -> Iterator[bytes]:
@@ -267,15 +267,15 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
 
     A successful row replaces a failed one of the same key. Nothing is written until every line is checked.
     """
-    found = unpack(source, studies)
-    return found, file(found, place)
+    content = unpack(source, studies)
+    return content, file(content, place)
 
 
-def file(found: Pack, place: str = "") -> int:
+def file(content: Pack, place: str = "") -> int:
     """File the rows of a checked pack that are missing here; the number of new rows."""
     new = 0
-    for name, records in found.journals.items():
-        with journal.Journal(paths.MEASURED / (place or found.machine) / f"{name}.jsonl") as here:
+    for name, records in content.journals.items():
+        with journal.Journal(paths.MEASURED / (place or content.machine) / f"{name}.jsonl") as here:
             rows = {row.key: row for row in journal.latest_rows(here.records)}
             facts = {record.id for record in here.records if isinstance(record, Fact)}
             missing = [record for record in records if _is_missing(record, rows, facts)]
@@ -291,15 +291,15 @@ def remove(machine: str) -> dict[Path, int]:
     """
     machine = identified(machine)
     folders = [folder for folder in (paths.MEASURED / OTHERS, paths.MEASURED / machine) if not folder.is_symlink()]
-    found: dict[Path, int] = {}
+    counts: dict[Path, int] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
         dropped = journal.drop(path, lambda record: isinstance(record, Row) and record.machine == machine)
-        found |= {path: len(journal.latest_rows(dropped))} if dropped else {}
-    if not found:
+        counts |= {path: len(journal.latest_rows(dropped))} if dropped else {}
+    if not counts:
         raise StudyError(f"machine {machine!r}", "has no rows that came from elsewhere", offer("rows list"))
     with suppress(OSError):  # the folder is not empty
         (paths.MEASURED / machine).rmdir()
-    return found
+    return counts
 
 
 def identified(start: str) -> str:
@@ -307,10 +307,10 @@ def identified(start: str) -> str:
     if not re.fullmatch(f"[0-9a-f]{{{LEAST_OF_ID},}}", start):
         why = f"is no machine's id, nor the first {LEAST_OF_ID} or more of its characters"
         raise StudyError(f"machine {start!r}", why, offer("rows list"))
-    known = sorted({machine for _, machine, _, _ in machines() if machine.startswith(start)})
-    if len(known) > 1:
-        raise StudyError(f"machine {start!r}", f"may be {' or '.join(known)}", "give more of its id")
-    return known[0] if known else start
+    ids = sorted({machine for _, machine, _, _ in machines() if machine.startswith(start)})
+    if len(ids) > 1:
+        raise StudyError(f"machine {start!r}", f"may be {' or '.join(ids)}", "give more of its id")
+    return ids[0] if ids else start
 
 
 def _is_missing(record: Record, rows: Mapping[str, Row], facts: Collection[str]) -> bool:
@@ -326,5 +326,5 @@ def machines() -> Iterator[tuple[str, str, dict[str, Any], list[Row]]]:
         rows = journal.latest_rows(records)
         facts = {record.id: record.data for record in records if isinstance(record, Fact)}
         for machine in dict.fromkeys(row.machine for row in rows):
-            known = {"chip": "unknown", "cores": None} | facts.get(machine, {})
-            yield folder.name, machine, known, [row for row in rows if row.machine == machine]
+            own_facts = {"chip": "unknown", "cores": None} | facts.get(machine, {})
+            yield folder.name, machine, own_facts, [row for row in rows if row.machine == machine]

@@ -84,7 +84,7 @@ def check_name(study: str, scale: str) -> None:
 
 
 def check_row(
-    row: Row, name: tuple[str, str], known: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
+    row: Row, name: tuple[str, str], facts_by_id: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
 ) -> None:
     """Check a row of a journal of this name: study and scale."""
     check_name(*name)
@@ -96,7 +96,10 @@ def check_row(
     kinds |= {"system": [row.system]}
     for what, names in kinds.items():
         for fact in filter(None, names):
-            check(fact in known and known[fact].what == what, f"{what} {fact[:16]!r} is not among the facts before it")
+            check(
+                fact in facts_by_id and facts_by_id[fact].what == what,
+                f"{what} {fact[:16]!r} is not among the facts before it",
+            )
     study = f"{row.study}/anchor" if row.anchor else row.study
     key = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others)
     check(row.key == key, "the row is not named by its content")
@@ -108,8 +111,8 @@ def check_row(
     _check_place(row)
     check(not row.cell.files or (row.model and row.engine), "a model that ran on nothing")
     if row.engine:
-        _check_engine(row, known[row.machine].data, known[row.engine].data)
-    models = [known[fact].data for fact in (row.model, *row.others) if fact]
+        _check_engine(row, facts_by_id[row.machine].data, facts_by_id[row.engine].data)
+    models = [facts_by_id[fact].data for fact in (row.model, *row.others) if fact]
     ran = [(model["name"], model["scale"], model["dtype"]) for model in models]
     check(ran == list(row.cell.files), "a cell of other models than its facts'")
     check(not isinstance(row.cell, OnModel) or row.cell.scale == scale, f"a cell of another scale than {scale}")
@@ -134,7 +137,7 @@ def _check_engine(row: Row, machine: Mapping[str, Any], engine: Mapping[str, Any
 
 def _without_numbers(row: Row) -> dict[str, Any]:
     """A row's content for the check of its texts, without the numbers that are most of it."""
-    requests = [msgspec.structs.replace(each, token_ns=[]) for each in row.requests]
+    requests = [msgspec.structs.replace(request, token_ns=[]) for request in row.requests]
     less = {"samples_ns": [], "warmup_ns": [], "prefill_ns": [], "series": {name: [] for name in row.series}}
     return dict(msgspec.to_builtins(msgspec.structs.replace(row, requests=requests, **less)))
 
@@ -154,13 +157,13 @@ def _check_numbers(name: str, value: Any) -> None:
             _check_numbers(part, getattr(value, part))
         return
     several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-    if numbers := [each for each in several if type(each) in (int, float)]:
+    if numbers := [item for item in several if type(item) in (int, float)]:
         low, high = BOUNDS[name]
         for number in (min(numbers), max(numbers)):
             check(low <= number <= high, f"{name} is {number:.6g}, and may be {low:.6g} to {high:.6g}")
-    for each in several:
-        if isinstance(each, msgspec.Struct | dict | list | tuple):
-            _check_numbers(name, each)
+    for item in several:
+        if isinstance(item, msgspec.Struct | dict | list | tuple):
+            _check_numbers(name, item)
 
 
 def _check_place(row: Row) -> None:
@@ -220,11 +223,11 @@ def _check_texts(value: Any, name: bool = True, series: bool = False) -> None:
         check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
         check(not name or facts.plain(value) == value, f"a name that is no plain text: {value[:40]!r}")
     elif isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             if not (series and PAIR.fullmatch(key)):
                 _check_texts(key)
-            _check_texts(each, name and key not in SENTENCES, series=key == "series")
+            _check_texts(item, name and key not in SENTENCES, series=key == "series")
     elif isinstance(value, list):
-        for each in value:
-            if isinstance(each, (str, dict, list)):
-                _check_texts(each, name)
+        for item in value:
+            if isinstance(item, (str, dict, list)):
+                _check_texts(item, name)

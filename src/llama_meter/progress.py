@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Told = Callable[[int, int, str], None]
-_listeners: list[Told] = []
+Listener = Callable[[int, int, str], None]
+_listeners: list[Listener] = []
 
 
-def listen(told: Told) -> None:
-    """Call `told(done, total, what)` at every step from now on."""
-    _listeners.append(told)
+def listen(listener: Listener) -> None:
+    """Call `listener(done, total, what)` at every step from now on."""
+    _listeners.append(listener)
 
 
 def tell(done: int, total: int, what: str) -> None:
     """Report progress to every listener."""
-    for told in _listeners:
-        told(done, total, what)
+    for listener in _listeners:
+        listener(done, total, what)
 
 
 def counted(items: Sequence[Item], what: str) -> Iterator[Item]:

@@ -130,8 +130,8 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     """
     own = read(study, "recorded", scale)
     here = {name: own.facts[name] for name in own.rows["machine"].unique()} if own else {}
-    found = _apart(elsewhere(own), here) if own else []
-    return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+    frames = _apart(elsewhere(own), here) if own else []
+    return pd.concat(frames) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
 def measured_added(study: str, asked: bool = True, scale: str = "shape", board: str = "") -> pd.DataFrame:
@@ -141,29 +141,31 @@ def measured_added(study: str, asked: bool = True, scale: str = "shape", board: 
 
     Never compare them with one another: the rows of a block belong to one machine, and each has a name of its own.
     """
-    found = _apart(added(study, scale, board), machines_of(study, scale)) if asked else []
-    return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+    frames = _apart(added(study, scale, board), machines_of(study, scale)) if asked else []
+    return pd.concat(frames) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
-def tidy(*found: Recording) -> pd.DataFrame:
+def tidy(*recordings: Recording) -> pd.DataFrame:
     """Recordings as one frame like that of `measurements`; what they call their machines is kept apart."""
-    frames = [_tidy(each) for each in found]
+    frames = [_tidy(part) for part in recordings]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
-def _apart(found: list[Recording], own: Mapping[str, Any]) -> list[pd.DataFrame]:
+def _apart(recordings: list[Recording], own: Mapping[str, Any]) -> list[pd.DataFrame]:
     """Tidy frames of further machines, each under a name of its own, which none of the facts `own` bears either."""
-    _, *named = processors.told_apart(own, *(each.facts for each in found))
-    return [_tidy(replace(each, facts=facts)) for each, facts in zip(found, named, strict=True)]
+    _, *named = processors.told_apart(own, *(part.facts for part in recordings))
+    return [_tidy(replace(part, facts=facts)) for part, facts in zip(recordings, named, strict=True)]
 
 
-def _tidy(found: Recording) -> pd.DataFrame:
-    rows, facts = found.rows, found.facts
+def _tidy(part: Recording) -> pd.DataFrame:
+    rows, facts = part.rows, part.facts
     good = set(unrepeated(usable(rows))["key"])
-    kept = rows[~rows["anchor"] & (rows["workload"] != "gate")]
-    lines = [(at, *line) for at, row in enumerate(kept.to_dict("records")) for line in _lines(row)]
+    measured = rows[~rows["anchor"] & (rows["workload"] != "gate")]
+    lines = [(at, *line) for at, row in enumerate(measured.to_dict("records")) for line in _lines(row)]
     whose = np.array([at for at, *_ in lines], int)
-    frame = kept[[name for name in (*FIRST[3:], *CELL, *LAST) if name in kept]].iloc[whose].reset_index(drop=True)
+    frame = (
+        measured[[name for name in (*FIRST[3:], *CELL, *LAST) if name in measured]].iloc[whose].reset_index(drop=True)
+    )
     frame = frame.infer_objects()  # a column of all rows may hold what none of these has
     for at, name in enumerate((*FIRST[:3], "samples"), 1):
         frame[name] = [line[at] for line in lines]
@@ -173,9 +175,9 @@ def _tidy(found: Recording) -> pd.DataFrame:
     frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
     always = ALWAYS + [
-        name for kind, names in OF_KIND.items() if kind in {*frame["workload"], found.study} for name in names
+        name for kind, names in OF_KIND.items() if kind in {*frame["workload"], part.study} for name in names
     ]
-    named = [name for name in CELL if name in always or len(set(map(str, kept[name]))) > 1]
+    named = [name for name in CELL if name in always or len(set(map(str, measured[name]))) > 1]
     return frame[[*FIRST, *named, *LAST]]
 
 
@@ -205,16 +207,18 @@ def parts(
     Raises StudyError where none of them was measured, and as `measurements`.
     """
     if source != "live" and asked == NOTHING:
-        found = tuple(_if_recorded(study, source, scale, device) for study in studies)
-        return found if any(len(each.rows) for each in found) else (recorded(studies[0], source, scale, device),)
+        recordings = tuple(_if_recorded(study, source, scale, device) for study in studies)
+        return (
+            recordings if any(len(part.rows) for part in recordings) else (recorded(studies[0], source, scale, device),)
+        )
     from plamo_study.live.collect import collect  # the engine and all that measures come with it
     from plamo_study.live.conduct import MORE
 
-    found = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
-    if not any(len(each.rows) for each in found):
-        why = "; ".join(dict.fromkeys(each.lacks for each in found))
+    recordings = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
+    if not any(len(part.rows) for part in recordings):
+        why = "; ".join(dict.fromkeys(part.lacks for part in recordings))
         raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes: {why}", MORE)
-    return found
+    return recordings
 
 
 def _if_recorded(study: str, source: str, scale: str, device: str) -> Recording:
@@ -235,8 +239,8 @@ def answers(*study: Any) -> pd.DataFrame:
     `due`, `sent`, `first`, `last`, `ended` (s since the load began), `tokens`, and `gaps` between them. `key`: the
     server that was asked.
     """
-    found = recording(*study)
-    return became.by_request(found.rows)
+    part = recording(*study)
+    return became.by_request(part.rows)
 
 
 def models(
@@ -248,9 +252,9 @@ def models(
     asked: Sweep = NOTHING,
 ) -> dict[str, dict[str, Any]]:
     """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: the input of a roofline."""
-    found = recording(study, source, scale, minutes, device, asked)
-    names = sorted(name for name in found.rows["model"].unique() if name)
-    return {name: found.facts[name] for name in names}
+    part = recording(study, source, scale, minutes, device, asked)
+    names = sorted(name for name in part.rows["model"].unique() if name)
+    return {name: part.facts[name] for name in names}
 
 
 def files(*study: Any) -> dict[str, dict[str, Any]]:
@@ -258,15 +262,15 @@ def files(*study: Any) -> dict[str, dict[str, Any]]:
 
     `study`: the arguments of `measurements`.
     """
-    found = recording(*study)
-    lines = found.rows[found.rows["model"] != ""].drop_duplicates("fact")
-    return {f"{line.model} {line.dtype}": found.facts[line.fact] for line in lines.itertuples()}
+    part = recording(*study)
+    lines = part.rows[part.rows["model"] != ""].drop_duplicates("fact")
+    return {f"{line.model} {line.dtype}": part.facts[line.fact] for line in lines.itertuples()}
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray]]:
     """(metric, median, unit, samples) of each metric that a row measured; "none" where it measured nothing."""
-    found = list(_measured(row)) if row["status"] == "ok" else []
-    for metric, unit, value, samples in found or [("none", "", float("nan"), np.empty(0))]:
+    measured = list(_measured(row)) if row["status"] == "ok" else []
+    for metric, unit, value, samples in measured or [("none", "", float("nan"), np.empty(0))]:
         yield metric, value, unit, samples
 
 

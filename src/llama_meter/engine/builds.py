@@ -76,11 +76,11 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Every build that can be made; "outdated" where patches, sources or the installed engine have changed since."""
-    found = []
+    listing = []
     for name, said in definitions().items():
         here = "yes" if _is_current(name) else "outdated" if folder(name).exists() else "no"
-        found.append(Entry(name, here, said["corrects"], said["description"], str(folder(name))))
-    return found
+        listing.append(Entry(name, here, said["corrects"], said["description"], str(folder(name))))
+    return listing
 
 
 def definitions() -> dict[str, dict[str, Any]]:
@@ -91,8 +91,8 @@ def definitions() -> dict[str, dict[str, Any]]:
 
 def releases() -> dict[str, str]:
     """The SHA-256 of each release's sdist, by version of llama-cpp-python, in order; empty without the file."""
-    found = _noted("sha256")
-    return {release: found[release] for release in sorted(found, key=in_order)}
+    hashes = _noted("sha256")
+    return {release: hashes[release] for release in sorted(hashes, key=in_order)}
 
 
 def commits() -> dict[str, str]:
@@ -121,8 +121,8 @@ def pin(release: str) -> bool:
         fetched.replace(_sdist(release))
     text = RELEASES.read_text(encoding="utf-8")
     for table, new in said.items():
-        known = _noted(table) | new
-        lines = [f'"{name}" = "{known[name]}"\n' for name in sorted(known, key=in_order)]
+        pins = _noted(table) | new
+        lines = [f'"{name}" = "{pins[name]}"\n' for name in sorted(pins, key=in_order)]
         text = re.sub(rf'(?<=^\[{table}\]\n)(?:".*\n)*', "".join(lines), text, flags=re.MULTILINE)
     RELEASES.write_text(text, encoding="utf-8")
     return True
@@ -154,10 +154,10 @@ def _as_released(release: str, sha256: str) -> dict[str, Any]:
 
 def definition(name: str) -> dict[str, Any]:
     """One build's definition; StudyError for an unknown name."""
-    known = definitions()
-    if name not in known:
-        raise StudyError(f"engine {name}", f"unknown; there are {', '.join(known)}", MISSING)
-    return known[name]
+    builds = definitions()
+    if name not in builds:
+        raise StudyError(f"engine {name}", f"unknown; there are {', '.join(builds)}", MISSING)
+    return builds[name]
 
 
 def folder(name: str) -> Path:
@@ -203,8 +203,8 @@ EVERY_RELEASE = "releases"  # a name for all of them
 
 def named(names: Sequence[str], here: bool = True) -> list[str]:
     """Names of builds, with "releases" replaced by every release: those that are built here, or also the others."""
-    found = [name for name in releases() if name != locked()[0] and (not here or folder(name).exists())]
-    return list(dict.fromkeys(each for name in names for each in (found if name == EVERY_RELEASE else [name])))
+    all_releases = [name for name in releases() if name != locked()[0] and (not here or folder(name).exists())]
+    return list(dict.fromkeys(entry for name in names for entry in (all_releases if name == EVERY_RELEASE else [name])))
 
 
 def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
@@ -268,13 +268,13 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
     partial = folder("tests.partial")
     with room(partial):
         source = unpack(fetch(), partial)
-        for each in asked["tests"]:
+        for test_name in asked["tests"]:
             for build, libraries in (("stock", installed_libraries()), (name, after)):
-                file, binary = TESTS / f"{each}.cpp", partial / f"{each}-{build}"
+                file, binary = TESTS / f"{test_name}.cpp", partial / f"{test_name}-{build}"
                 _compiled([file], ("include", "ggml/include"), source, libraries, binary)
                 asked_for = [str(binary), *map(str, models)]
                 done = subprocess.run(asked_for, env=children.environment(), capture_output=True, text=True)
-                yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
+                yield TestRun(test_name, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
 
 
 def _program(name: str, source: Path, into: Path) -> Path:
@@ -335,10 +335,10 @@ def fetch(release: str = "", sha256: str = "") -> Path:
 def locked() -> tuple[str, str]:
     """Version and SHA-256 of the engine's sdist in requirements.lock."""
     text = (paths.ROOT / LOCK).read_text(encoding="utf-8")
-    found = re.search(rf"^{PACKAGE}==(\S+).*\n\s+--hash=sha256:([0-9a-f]{{64}})\s*$", text, re.MULTILINE)
-    if not found:
+    match = re.search(rf"^{PACKAGE}==(\S+).*\n\s+--hash=sha256:([0-9a-f]{{64}})\s*$", text, re.MULTILINE)
+    if not match:
         raise StudyError(LOCK, f"does not pin one file of {PACKAGE}", "git checkout requirements.lock")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def unpack(sdist: Path, into: Path, parts: Sequence[str] = PARTS) -> Path:
@@ -486,18 +486,18 @@ def sha256_of(path: Path) -> str:
 def tools_found() -> dict[str, str]:
     """Paths of CMake and Ninja, from this environment or the system. StudyError if one or a C++ compiler is missing."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = {name: shutil.which(name, path=places) for name in ("cmake", "ninja")}
-    for name, path in found.items():
+    tools = {name: shutil.which(name, path=places) for name in ("cmake", "ninja")}
+    for name, path in tools.items():
         if not path:
             raise StudyError(name, "not found", f"{sys.executable} -m pip install {name}, or make study")
     _compiler()
-    return {name: str(path) for name, path in found.items()}
+    return {name: str(path) for name, path in tools.items()}
 
 
 def _compiler() -> str:
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
 
 
@@ -541,8 +541,8 @@ def _run(
 
 
 def _steps(line: str, on_step: OnStep) -> None:
-    if found := STEP.match(line):
-        on_step("compiling", int(found[1]), int(found[2]))
+    if match := STEP.match(line):
+        on_step("compiling", int(match[1]), int(match[2]))
 
 
 def _check_loads(made: Path) -> None:

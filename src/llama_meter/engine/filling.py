@@ -89,13 +89,13 @@ class _Reader:
         n = int(np.prod(shape, dtype=np.int64))
         if not 0 <= n <= len(self.data) - self.at:
             raise EngineError(UNKNOWN)
-        found = np.frombuffer(self.data, np.uint8, n, self.at).reshape(shape)
+        values = np.frombuffer(self.data, np.uint8, n, self.at).reshape(shape)
         self.at += n
-        return found
+        return values
 
     def rest(self) -> bytes:
-        found, self.at = self.data[self.at :], len(self.data)
-        return found
+        tail, self.at = self.data[self.at :], len(self.data)
+        return tail
 
     def at_end(self) -> bool:
         return self.at == len(self.data)
@@ -105,10 +105,10 @@ def _cache(view: _Reader, depth: int, n: int) -> list[bytes]:
     """One key-value cache with `n` cells, the last of them at position depth - 1."""
     if view.number("I") != 1:  # streams
         raise EngineError(UNKNOWN)
-    known = view.number("I")
-    view.array(known, 12)  # of each cell: position, number of sequences, sequence
+    n_cells = view.number("I")
+    view.array(n_cells, 12)  # of each cell: position, number of sequences, sequence
     cells = np.column_stack([np.arange(depth - n, depth), np.ones(n), np.zeros(n)]).astype("<i4")
-    parts, take = [struct.pack("<II", 1, n), cells.tobytes()], np.arange(n) % max(known, 1)
+    parts, take = [struct.pack("<II", 1, n), cells.tobytes()], np.arange(n) % max(n_cells, 1)
     transposed, layers = view.number("I"), view.number("I")
     parts.append(struct.pack("<II", transposed, layers))
     for is_value in (False, True):
@@ -116,11 +116,11 @@ def _cache(view: _Reader, depth: int, n: int) -> list[bytes]:
             kind = view.number("i")
             if is_value and transposed:
                 size, width = view.number("I"), view.number("I")
-                rows = view.array(width, known, size)[:, take]
+                rows = view.array(width, n_cells, size)[:, take]
                 parts.append(struct.pack("<iII", kind, size, width))
             else:
                 size = view.number("Q")
-                rows = view.array(known, size)[take]
+                rows = view.array(n_cells, size)[take]
                 parts.append(struct.pack("<iQ", kind, size))
             parts.append(rows.tobytes())
     return parts

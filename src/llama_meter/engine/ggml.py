@@ -142,10 +142,10 @@ class Library(ctypes.CDLL):
 def library_files() -> list[Path]:
     """The loaded engine's shared libraries, as llama-cpp-python selects them by name."""
     folder = Path(llama._base_path)
-    found = [
+    files = [
         next(folder.glob(f"lib{name}.so"), None) or next(folder.glob(f"lib{name}.dylib"), None) for name in LIBRARIES
     ]
-    return [path for path in found if path]
+    return [path for path in files if path]
 
 
 def ggml(name: str) -> Library:

@@ -61,8 +61,8 @@ def matmul_times(
     kernel: Kernel = "packed" if not gpu and Tensor.from_address(weights).extra else "plain"
     other = None if gpu or kernel == "packed" else _accelerator(base, registry, product)
     if other:
-        told = base.ggml_backend_dev_description(base.ggml_backend_get_device(other))
-        kernel = "accelerate" if told == ACCELERATE else "blas"
+        description = base.ggml_backend_dev_description(base.ggml_backend_get_device(other))
+        kernel = "accelerate" if description == ACCELERATE else "blas"
     if not gpu:
         _set_threads(base, other or backend, n_threads)
     _fill(base, weights, dtype, rows, inner)
@@ -70,10 +70,10 @@ def matmul_times(
     times = [_timed(lambda: base.ggml_backend_graph_compute(other or backend, graph)) for _ in range(repetitions)]
     for buffer in buffers:
         base.ggml_backend_buffer_free(buffer)
-    for each in (backend, other):
-        base.ggml_backend_free(each)
-    for each in (context, store):
-        base.ggml_free(each)
+    for handle in (backend, other):
+        base.ggml_backend_free(handle)
+    for handle in (context, store):
+        base.ggml_free(handle)
     return times, kernel
 
 
@@ -93,9 +93,9 @@ def _accelerator(base: Library, registry: Library, product: int) -> int | None:
 
 
 def _set_threads(base: Library, backend: int, n_threads: int) -> None:
-    found = _own_function(base, base.ggml_backend_get_device(backend), b"ggml_backend_set_n_threads")
-    if found:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(found)(backend, n_threads)
+    function = _own_function(base, base.ggml_backend_get_device(backend), b"ggml_backend_set_n_threads")
+    if function:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(function)(backend, n_threads)
 
 
 def _own_function(base: Library, device: int, name: bytes) -> int | None:
@@ -122,10 +122,10 @@ def _place(base: Library, store: int, weights: int, backend: int, packed: bool) 
 def _packed_buffers(base: Library, backend: int) -> int | None:
     """The CPU backend's buffer type for packed weights; None for other backends and builds without it."""
     device = base.ggml_backend_get_device(backend)
-    found = _own_function(base, device, b"ggml_backend_dev_get_extra_bufts")
-    if not found:
+    function = _own_function(base, device, b"ggml_backend_dev_get_extra_bufts")
+    if not function:
         return None
-    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
+    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(function)(device)
     for kind in kinds:  # the list ends with a null pointer
         if not kind or base.ggml_backend_buft_name(kind) == PACKED:
             return kind
@@ -194,27 +194,27 @@ def encode(values: np.ndarray, dtype: int) -> np.ndarray:
     return raw
 
 
-def with_structureless_error(raw: np.ndarray, kept: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
-    """A tensor's bytes in type `kept`, plus the rounding error that type `dtype` makes on numbers without structure.
+def with_structureless_error(raw: np.ndarray, source: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
+    """A tensor's bytes in type `source`, plus the rounding error that type `dtype` makes on numbers without structure.
 
     Those numbers are normal draws. Each block of 32 is scaled to the typical size of its weights, from their median
     magnitude, which outliers do not affect. So the error is independent of the weights and as large as the type's error
     on well-behaved weights.
     """
-    blocks = raw.size // _traits(kept).type_size if kept != F32 else raw.size // 4
+    blocks = raw.size // _traits(source).type_size if source != F32 else raw.size // 4
     step = PIECE * (raw.size // blocks)
-    return np.concatenate([_disturbed(raw[i : i + step], kept, dtype, rng) for i in range(0, raw.size, step)])
+    return np.concatenate([_disturbed(raw[i : i + step], source, dtype, rng) for i in range(0, raw.size, step)])
 
 
-def _disturbed(raw: np.ndarray, kept: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
-    values = decode(raw, kept).reshape(-1, BLOCK)
+def _disturbed(raw: np.ndarray, source: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
+    values = decode(raw, source).reshape(-1, BLOCK)
     size = np.median(np.abs(values), axis=1, keepdims=True) / MEDIAN_OF_NORMAL
     drawn = rng.standard_normal(values.shape, dtype=np.float32) * size
     error = decode(encode(drawn, dtype), dtype).reshape(values.shape) - drawn
-    return encode(values + error, kept)
+    return encode(values + error, source)
 
 
 @lru_cache  # asked for every piece of every tensor
 def _traits(dtype: int) -> Traits:
-    found: Traits = ggml("ggml-base").ggml_get_type_traits(dtype).contents
-    return found
+    traits: Traits = ggml("ggml-base").ggml_get_type_traits(dtype).contents
+    return traits

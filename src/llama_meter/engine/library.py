@@ -47,7 +47,7 @@ def describe() -> dict[str, Any]:
     for path in library_files():
         content = path.read_bytes()
         digest.update(content)
-        compilers |= {b" ".join(filter(None, found)).decode() for found in COMPILER.findall(content)}
+        compilers |= {b" ".join(filter(None, groups)).decode() for groups in COMPILER.findall(content)}
     folder, base, own = Path(llama._base_path).resolve(), ggml("ggml-base"), _own_words()
     return {
         "binding": f"llama-cpp-python {own.get('release') or version('llama-cpp-python')}",
@@ -77,24 +77,24 @@ def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
     """
     tensor = has_tensor_units(log)
     base, registry = ggml("ggml-base"), ggml("ggml")
-    found = []
+    devices = []
     for index in range(registry.ggml_backend_dev_count()):
         device = registry.ggml_backend_dev_get(index)
         if base.ggml_backend_dev_type(device) in GPU_TYPES:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
             name, chip = (
-                told(device).decode() for told in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
+                getter(device).decode() for getter in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
             )
-            found.append({"name": name, "chip": chip, "memory_bytes": total.value})
-            found[-1] |= {"tensor": tensor[name]} if name in tensor else {}
-    return found
+            devices.append({"name": name, "chip": chip, "memory_bytes": total.value})
+            devices[-1] |= {"tensor": tensor[name]} if name in tensor else {}
+    return devices
 
 
 def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
     """Whether Metal reports using tensor units, by GPU name (ggml-metal-device.m)."""
-    told = re.findall(r"GPU name: +(\S+) .*?has tensor += (true|false)", "".join(log), re.DOTALL)
-    return {name: said == "true" for name, said in told}
+    reports = re.findall(r"GPU name: +(\S+) .*?has tensor += (true|false)", "".join(log), re.DOTALL)
+    return {name: said == "true" for name, said in reports}
 
 
 def _own_words() -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _own_words() -> dict[str, Any]:
 def _as_set(words: dict[str, Any]) -> dict[str, Any]:
     """A build's words, with the settings that are in force in place of those that it asks for."""
     asked, here = words.get("environment", []), children.settings(os.environ)
-    here += [each for each in asked if not children.settings(dict([each.split("=", 1)]))]
+    here += [setting for setting in asked if not children.settings(dict([setting.split("=", 1)]))]
     return words | {"environment": here} if here and sorted(here) != sorted(asked) else words
 
 
@@ -178,10 +178,10 @@ def forget_refusals() -> None:
 def _log_to(write: Callable[[bytes], None]) -> None:
     @llama.llama_log_callback
     def on_log(level: int, text: bytes, user_data: int) -> None:
-        if found := GRAPH.search(text):
-            _splits.append((int(found[1]), int(found[2] or found[1])))
-        if found := REFUSAL.search(text):
-            _refusals.append(plain(found[1].decode(errors="replace"), kept=""))
+        if match := GRAPH.search(text):
+            _splits.append((int(match[1]), int(match[2] or match[1])))
+        if match := REFUSAL.search(text):
+            _refusals.append(plain(match[1].decode(errors="replace"), kept=""))
         write(text)
 
     _keep_alive.append(on_log)

@@ -107,10 +107,10 @@ class Watched(Operators):
 
 def base() -> Library:
     """libggml-base. EngineError when its tensor layout differs."""
-    found = ggml("ggml-base")
-    if found.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_SIZE:
+    library = ggml("ggml-base")
+    if library.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_SIZE:
         raise EngineError("this build's tensor layout is not that of ggml 0c1e57098")
-    return found
+    return library
 
 
 def name_of(node: Tensor) -> str:
@@ -268,7 +268,7 @@ class PartSums(Watched):
     """
 
     def __init__(self, session: Session):
-        self._found: dict[tuple[int, str], list[np.ndarray]] = {}
+        self._rows: dict[tuple[int, str], list[np.ndarray]] = {}
         super().__init__(session, session.config)
 
     def wanted(self, node: Tensor) -> bool:
@@ -280,11 +280,11 @@ class PartSums(Watched):
         name: Any = SUM.fullmatch(name_of(node))
         part = MIXER if name[1] == "attn_residual" else FEED_FORWARD
         rows = self.values(ctypes.pointer(node)).reshape(-1, node.ne[0])
-        self._found.setdefault((int(name[2]), part), []).append(rows)
+        self._rows.setdefault((int(name[2]), part), []).append(rows)
 
     def sums(self) -> dict[tuple[int, str], np.ndarray]:
         """Residual sums by (layer, part), (n_tokens, hidden) float32, tokens in evaluation order."""
-        return {place: np.concatenate(rows) for place, rows in self._found.items()}
+        return {place: np.concatenate(rows) for place, rows in self._rows.items()}
 
 
 class MicroBatches(Operators):

@@ -35,9 +35,9 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     if not path.exists():
         return {}
-    found = disk.toml(path)
+    content = disk.toml(path)
     try:
-        msgspec.convert(found, Note)
+        msgspec.convert(content, Note)
     except msgspec.ValidationError as error:
         raise StudyError(str(path), f"describes no engine ({error})", f"mend it, or remove it: rm {path}") from error
-    return found
+    return content

@@ -34,7 +34,7 @@ class _Reader:
 
 def parts(state: bytes) -> dict[str, list[slice]]:
     """Where each of PARTS lies in a state, layer by layer. EngineError for a state that is not a hybrid's."""
-    found: dict[str, list[slice]] = {name: [] for name in PARTS}
+    slices: dict[str, list[slice]] = {name: [] for name in PARTS}
     read = _Reader(state)
     read.skip(HEADER)
     for _ in range(read.number()):
@@ -44,7 +44,7 @@ def parts(state: bytes) -> dict[str, list[slice]]:
             for layer in range(2 * n_layers):
                 read.skip(4)
                 of_values = transposed and layer >= n_layers
-                found[CACHE].append(
+                slices[CACHE].append(
                     read.skip(n_tokens * (read.number() * read.number() if of_values else read.number("Q")))
                 )
     n_cells = read.number()
@@ -53,10 +53,10 @@ def parts(state: bytes) -> dict[str, list[slice]]:
     while read.at < len(state):
         read.skip(4)
         rows.append(read.skip(n_cells * read.number("Q")))
-    found[CONVOLUTION], found[RECURRENT] = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    slices[CONVOLUTION], slices[RECURRENT] = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     if not rows or len(rows) % 2:
         raise EngineError("the state is not that of one sequence of a hybrid")
-    return found
+    return slices
 
 
 def spliced(own: bytes, other: bytes, names: Collection[str]) -> bytes:

@@ -53,10 +53,10 @@ def quantize(
 
 def check_layout(params: "llama.llama_model_quantize_params") -> None:
     """EngineError unless llama.h's defaults are where the binding expects them, including the last field."""
-    found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
+    defaults = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
     flags = (params.allow_requantize, params.only_copy, params.pure, params.keep_split, params.dry_run)
     pointers = (params.imatrix, params.kv_overrides, params.tt_overrides, params.prune_layers)
-    if found != (0, 7, True, 8 << 30) or any(flags) or any(pointers):
+    if defaults != (0, 7, True, 8 << 30) or any(flags) or any(pointers):
         raise EngineError("this build's quantizer takes other parameters than the binding knows")
 
 

@@ -55,8 +55,8 @@ def build(
     """
     if engine != STOCK:
         builds.build(engine, on_step)
-    if known := built(patched):
-        return known, {}
+    if binary := built(patched):
+        return binary, {}
     tools, place = builds.tools_found(), home(patched)
     partial = place.with_name(f"{place.name}.partial")
     with builds.room(partial):
@@ -92,7 +92,7 @@ def spent_by_part(log: str) -> dict[str, float]:
 
 def _note_text(patched: bool) -> str:
     release, sha256 = locked()
-    told = {"source": f"{builds.PACKAGE} {release}, sha256 {sha256}"}
+    entries = {"source": f"{builds.PACKAGE} {release}, sha256 {sha256}"}
     for patch in PATCHES if patched else ():
-        told[patch] = builds.sha256_of(builds.PATCHES / f"{patch}.patch")
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items())
+        entries[patch] = builds.sha256_of(builds.PATCHES / f"{patch}.patch")
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in entries.items())

@@ -127,8 +127,8 @@ class Session:
 
     def piece_bytes(self, tokens: np.ndarray) -> np.ndarray:
         """Length in bytes of the text of each token (n,)."""
-        known, where = np.unique(tokens, return_inverse=True)
-        lengths = [-llama.llama_token_to_piece(self.vocab, token, None, 0, 0, True) for token in known.tolist()]
+        distinct, where = np.unique(tokens, return_inverse=True)
+        lengths = [-llama.llama_token_to_piece(self.vocab, token, None, 0, 0, True) for token in distinct.tolist()]
         return np.array(lengths, dtype=np.int64)[where]
 
     def piece(self, token: int) -> bytes:

@@ -27,13 +27,13 @@ print(json.dumps(structures.of_bindings(llama)))
 
 def of_bindings(bindings: object) -> Layout:
     """The layout that bindings give to those of `STRUCTURES` which they know."""
-    found: Layout = {}
+    layout: Layout = {}
     for name in STRUCTURES:
         kind = getattr(bindings, name, None)
         if kind is not None:
             fields = [(field, getattr(kind, field).offset, getattr(kind, field).size) for field, *_ in kind._fields_]
-            found[name] = [*fields, ("", 0, ctypes.sizeof(kind))]
-    return found
+            layout[name] = [*fields, ("", 0, ctypes.sizeof(kind))]
+    return layout
 
 
 def of_headers(asked: Layout, headers: Sequence[Path], compiler: str) -> Layout:

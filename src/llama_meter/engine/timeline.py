@@ -70,8 +70,8 @@ class Recorder(Operators):
 
     def engine_clock(self) -> int:
         """Nanoseconds of the last request's evaluations, as reported by llama.cpp."""
-        told = llama.llama_perf_context(self.context)
-        return round((told.t_p_eval_ms + told.t_eval_ms) * 1e6)
+        perf = llama.llama_perf_context(self.context)
+        return round((perf.t_p_eval_ms + perf.t_eval_ms) * 1e6)
 
     def _run(self, n_tokens: int) -> None:
         self._asked = 0
@@ -93,15 +93,15 @@ class Recorder(Operators):
         return True
 
     def _timeline(self, start: int, end: int, stamps: list[int], calls: list[Call]) -> Timeline:
-        known: dict[tuple[bytes, ...], int] = {}
+        node_of: dict[tuple[bytes, ...], int] = {}
         numbers: dict[Node, int] = {}
         for call in calls:
-            if call.structs not in known:
-                known[call.structs] = numbers.setdefault(self._node(call.structs), len(numbers))
+            if call.structs not in node_of:
+                node_of[call.structs] = numbers.setdefault(self._node(call.structs), len(numbers))
         nodes, phases = tuple(numbers), []
         for step, (begin, finish) in enumerate(pairwise(stamps)):
             within = [call for call in calls if begin <= call.computed < finish]
-            spans = _spans(begin, finish, within, [known[call.structs] for call in within], nodes)
+            spans = _spans(begin, finish, within, [node_of[call.structs] for call in within], nodes)
             phases.append(Phase(f"DECODE_STEP {step}" if step else "PREFILL", begin, finish, tuple(spans)))
         return Timeline(start, end, tuple(phases), nodes)
 

@@ -79,9 +79,9 @@ def sweep(**asked: Any) -> Sweep:
     Files are read, checked and named (`given.give`). Raises StudyError for an unknown parameter and for a value that
     makes no sense, before anything is measured.
     """
-    known = {field.name for field in fields(Sweep)}
-    if unknown := asked.keys() - known:
-        raise StudyError(f"-p {min(unknown)}", "no study varies it", f"use one of {', '.join(sorted(known))}")
+    names = {field.name for field in fields(Sweep)}
+    if unknown := asked.keys() - names:
+        raise StudyError(f"-p {min(unknown)}", "no study varies it", f"use one of {', '.join(sorted(names))}")
     values = {name: value for name, value in asked.items() if value not in (None, "", [], ())}
     read: Mapping[str, Callable[[str, Any], Any]] = {
         "files": _files,
@@ -101,25 +101,25 @@ def _words(value: Any) -> list[str]:
 
 def _numbers(name: str, value: Any) -> tuple[int, ...]:
     """Whole numbers of at least 1 (a depth: 0), in the order given, each once."""
-    found: list[int] = []
+    numbers: list[int] = []
     for word in _words(value):
-        found += _range(name, word)
+        numbers += _range(name, word)
     least = 0 if name in ("n_depth", "n_gen") else 1
-    if wrong := [n for n in found if not least <= n <= MOST]:
+    if wrong := [n for n in numbers if not least <= n <= MOST]:
         raise StudyError(f"{name} {wrong[0]}", f"is not within {least} and {MOST:,}", f"give another {name}")
-    if len(set(found)) > MOST_VALUES:
-        why = f"has {len(set(found))} values, more than {MOST_VALUES}, and each is measured several times"
+    if len(set(numbers)) > MOST_VALUES:
+        why = f"has {len(set(numbers))} values, more than {MOST_VALUES}, and each is measured several times"
         raise StudyError(f"{name} {value}", why, f"give fewer, such as -p {name} 1-16 or 128,512")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(numbers))
 
 
 def _range(name: str, word: str) -> Iterable[int]:
     if re.fullmatch(r"-?\d+", word):
         return [int(word)]
-    if not (found := RANGE.fullmatch(word)):
+    if not (match := RANGE.fullmatch(word)):
         mend = f"give whole numbers with commas or a range, such as -p {name} 128,512 or -p {name} 1-16"
         raise StudyError(f"{name} {word}", "is no number", mend)
-    first, last, how, by = int(found[1]), int(found[2]), found[3] or "+", int(found[4] or 1)
+    first, last, how, by = int(match[1]), int(match[2]), match[3] or "+", int(match[4] or 1)
     if last < first or by < 1 or (how == "*" and (by < 2 or first < 1)) or last > MOST:
         raise StudyError(f"{name} {word}", "is no range", f"give one that ends, such as -p {name} 1-16 or 128-2048*2")
     if how == "+":
@@ -133,21 +133,21 @@ def _range(name: str, word: str) -> Iterable[int]:
 def _files(name: str, value: Any) -> tuple[File, ...]:
     from llama_meter.models import given  # checking a file takes most of this package, and few ask for one
 
-    return tuple(each.file for each in given.give(value))
+    return tuple(model.file for model in given.give(value))
 
 
 def _drafter(name: str, value: Any) -> tuple[File, ...]:
-    found = _files(name, value)
-    if len(found) != 1:
-        raise StudyError(f"{name} {value}", f"names {len(found)} files", "give one model that drafts for all files")
-    return found
+    files = _files(name, value)
+    if len(files) != 1:
+        raise StudyError(f"{name} {value}", f"names {len(files)} files", "give one model that drafts for all files")
+    return files
 
 
 def _reals(name: str, value: Any) -> tuple[float, ...]:
     """Finite numbers within the bounds of their name, in the order given, each once."""
     least, most, what, some = REALS[name]
     mend = f"give such numbers with commas, as -p {name} {some}"
-    found: list[float] = []
+    numbers: list[float] = []
     for word in _words(value):
         try:
             number = float(word)
@@ -155,10 +155,10 @@ def _reals(name: str, value: Any) -> tuple[float, ...]:
             number = math.nan
         if not least <= number <= most:
             raise StudyError(f"{name} {word}", f"is no {what} between {least:g} and {most:,}", mend)
-        found.append(number)
-    if len(set(found)) > MOST_VALUES:
+        numbers.append(number)
+    if len(set(numbers)) > MOST_VALUES:
         raise StudyError(f"{name} {value}", f"has more than {MOST_VALUES} values", mend)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(numbers))
 
 
 def _flash(name: str, value: Any) -> str:

@@ -53,14 +53,14 @@ def check(
     `time_limit_s` seconds and `memory_limit` bytes beside the weights (None: limits that grow with the file).
     Raises StudyError where there is no file, or `sha256` is no hash.
     """
-    found, header = inspect(path, sha256)
+    findings, header = inspect(path, sha256)
     gpu = machine.MACOS
-    if header is None or blocking(found):
-        return ordered(found)
+    if header is None or blocking(findings):
+        return ordered(findings)
     if gate:
         verdict = through_the_gate(path, time_limit_s, memory_limit)
-        found, gpu = found + verdict.findings, verdict.gpu
-    return ordered(found + ssm_out_findings(header, gpu))
+        findings, gpu = findings + verdict.findings, verdict.gpu
+    return ordered(findings + ssm_out_findings(header, gpu))
 
 
 def through_the_gate(path: Path, time_limit_s: float | None = None, memory_limit: int | None = None) -> Verdict:
@@ -72,8 +72,8 @@ def through_the_gate(path: Path, time_limit_s: float | None = None, memory_limit
     if outcome.status != "ok":
         return Verdict([_failure(outcome, seconds)])
     measured = outcome.measured
-    found = _objections(measured) or [_passed(measured, outcome.elapsed_ns / 1e9)]
-    return Verdict(found, bool(measured.checks["gpu"]))
+    findings = _objections(measured) or [_passed(measured, outcome.elapsed_ns / 1e9)]
+    return Verdict(findings, bool(measured.checks["gpu"]))
 
 
 def _failure(outcome: Outcome, seconds: float) -> Finding:
@@ -96,23 +96,25 @@ def _failure(outcome: Outcome, seconds: float) -> Finding:
 
 def _objections(measured: Measured) -> list[Finding]:
     """What speaks against a file that the engine loaded and decoded."""
-    checks, found = measured.checks, []
+    checks, findings = measured.checks, []
     if checks.get("n_rot") == 0:
         why = "the engine rotates 0 dimensions: RoPE is lost (lost rotation, D1)"
-        found.append(Finding("blocking", "rope-lost", why, AGAIN))
+        findings.append(Finding("blocking", "rope-lost", why, AGAIN))
     for place in ("cpu", "gpu"):
         if checks.get(f"finite_{place}") is False:
             mend = "try ssm_out as BF16 (half-precision overflow, D5), or " + AGAIN
-            found.append(
+            findings.append(
                 Finding("blocking", "logits-not-finite", f"logits on the {place.upper()} are not finite", mend)
             )
     if checks.get("gpu_loads") is False:
-        found.append(Finding("warning", "gpu-refused", "loads on the CPU but not on the GPU", "use n_gpu_layers = 0"))
+        findings.append(
+            Finding("warning", "gpu-refused", "loads on the CPU but not on the GPU", "use n_gpu_layers = 0")
+        )
     if checks.get("oracle_agrees") is False:
         off, allowed = checks["oracle_error"], checks["tolerance"]
         why = f"logits differ from the reference computation by {off:.2g} (more than {allowed:g})"
-        found.append(Finding("blocking", "oracle", why, AGAIN))
-    return found + ranges.findings(measured)
+        findings.append(Finding("blocking", "oracle", why, AGAIN))
+    return findings + ranges.findings(measured)
 
 
 def _passed(measured: Measured, seconds: float) -> Finding:

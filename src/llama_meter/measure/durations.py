@@ -78,8 +78,8 @@ class Durations:
 
     def _there(self, cell: Cell) -> float | None:
         cells, gates, _ = _recorded(paths.MEASURED / "reference", _of_files(self.plan.scale))
-        found = cells.get(_alike(cell))
-        return gates.get((cell.model, cell.n_prompt)) if found is None and isinstance(cell, Gate) else found
+        duration = cells.get(_alike(cell))
+        return gates.get((cell.model, cell.n_prompt)) if duration is None and isinstance(cell, Gate) else duration
 
     def _pace(self) -> float:
         """Time here relative to the reference machine."""
@@ -146,8 +146,8 @@ def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, 
     return _medians(cells), _medians(gates), _medians(rates)
 
 
-def _medians(found: Mapping[K, list[float]]) -> dict[K, float]:
-    return {key: median(each) for key, each in found.items()}
+def _medians(samples: Mapping[K, list[float]]) -> dict[K, float]:
+    return {key: median(values) for key, values in samples.items()}
 
 
 def _note(

@@ -59,13 +59,13 @@ def between(before: Mapping[str, float], after: Mapping[str, float], seconds: fl
     A counter that may have wrapped more than once, or that fell without a known wrap, is left out.
     """
     held, wraps = limits(), {name: joules for meter in meters() for name, joules in meter.wraps_j.items()}
-    found = {}
+    spent = {}
     for name, joules in before.items():
         gone = after.get(name, -inf) - joules
         gone += wraps.get(name, 0.0) if gone < 0 else 0.0
         if gone >= 0 and held.get(name, 0.0) * seconds < wraps.get(name, inf):
-            found[name] = gone
-    return found
+            spent[name] = gone
+    return spent
 
 
 def limits() -> dict[str, float]:
@@ -141,9 +141,9 @@ def _apple_chip() -> Meter:
     monitor = zeus_apple_silicon.AppleEnergyMonitor()
 
     def read() -> dict[str, float]:
-        told = monitor.get_cumulative_energy()
-        counts = {name: getattr(told, field) for name, field in parts.items()}
-        return {name: each / 1e3 for name, each in counts.items() if each is not None}
+        reading = monitor.get_cumulative_energy()
+        counts = {name: getattr(reading, field) for name, field in parts.items()}
+        return {name: count / 1e3 for name, count in counts.items() if count is not None}
 
     read()
     return Meter(read, {}, {})

@@ -29,7 +29,7 @@ def plainly(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(plainly, value))
     if isinstance(value, dict):
-        return {plain(key): each if key in SENTENCES else plainly(each) for key, each in value.items()}
+        return {plain(key): part if key in SENTENCES else plainly(part) for key, part in value.items()}
     return value
 
 

@@ -84,10 +84,12 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
     if scale == registry.GIVEN:
         return _given(name, dtype)
     path = recipes.model_path(name, scale, dtype)
-    spec, found = _released(name, path) if scale == "weights" else (registry.spec(name, scale), [])
-    accepted = os.environ.get(ACCEPT, "") if blocking(found) else ""
+    spec, findings = _released(name, path) if scale == "weights" else (registry.spec(name, scale), [])
+    accepted = os.environ.get(ACCEPT, "") if blocking(findings) else ""
     words = (
-        [f"blocking findings ({', '.join(f.code for f in blocking(found))}) accepted: {accepted}"] if accepted else []
+        [f"blocking findings ({', '.join(f.code for f in blocking(findings))}) accepted: {accepted}"]
+        if accepted
+        else []
     )
     fact = {
         "name": name,
@@ -101,8 +103,8 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
         "shape": _shape(spec),
         "tensors": by_kind(tensors.tensor_table(path)),
     }
-    known = {"findings": [finding.code for finding in found]} if scale == "weights" else {}
-    return fact | known | ({"trained": True} if spec.trained else {})
+    extra = {"findings": [finding.code for finding in findings]} if scale == "weights" else {}
+    return fact | extra | ({"trained": True} if spec.trained else {})
 
 
 def _shape(spec: registry.ModelSpec) -> dict[str, Any]:
@@ -133,8 +135,8 @@ def _same_shape(spec: registry.ModelSpec) -> str:
     """The registered model of a file's shape, or "": others' figures of that model may stand beside it."""
     alike = ("arch", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "mamba_heads")
     sizes = [getattr(spec, name) for name in alike]
-    known = (known for (_, scale), known in registry.load().items() if scale == "shape")
-    return next((each.name for each in known if [getattr(each, name) for name in alike] == sizes), "")
+    models = (model for (_, scale), model in registry.load().items() if scale == "shape")
+    return next((model.name for model in models if [getattr(model, name) for name in alike] == sizes), "")
 
 
 def by_kind(table: Iterable[TensorInfo]) -> dict[str, dict[str, Any]]:
@@ -157,14 +159,14 @@ def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]
     """The shape a released file states, and the findings of a check without the engine; the study has its own gate."""
     if not path.is_file():
         raise _absent(name, path)
-    found = check(path, gate=False)
-    if blocking(found) and not os.environ.get(ACCEPT):
-        worst = blocking(found)[0]
+    findings = check(path, gate=False)
+    if blocking(findings) and not os.environ.get(ACCEPT):
+        worst = blocking(findings)[0]
         raise StudyError(str(path), f"must not be measured: {worst.evidence}", f"{worst.mend}; or {ACCEPT}=WORDS")
     spec, _ = read_spec(read(path))
     if spec is None:
         raise StudyError(str(path), "does not state its shape", offer_check(path))
-    return spec, found
+    return spec, findings
 
 
 def _absent(name: str, path: Path) -> StudyError:

@@ -69,8 +69,8 @@ def _examined(path: Path, log: list[str]) -> Measured:
     worker.stage("load")
     tokens, logits, seen = _probed(path)
     checks: Checks = {"gpu": gpu, "finite_cpu": bool(np.isfinite(logits).all())}
-    if found := re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log)):
-        checks["n_rot"] = int(found.group(1))
+    if match := re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log)):
+        checks["n_rot"] = int(match.group(1))
     if gpu:
         worker.stage("load on the GPU")
         checks |= _on_gpu(path, tokens)

@@ -36,8 +36,8 @@ def of_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def system(machine: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
     """The rest of both: what a row tells and no key holds."""
-    told = {name: machine[name] for name in UPDATED if name in machine}
-    return told | {f"engine_{name}": engine[name] for name in REBUILT if name in engine}
+    facts = {name: machine[name] for name in UPDATED if name in machine}
+    return facts | {f"engine_{name}": engine[name] for name in REBUILT if name in engine}
 
 
 def renewed(records: Iterable[Record]) -> list[Record]:
@@ -90,8 +90,8 @@ def _renamed(row: Row, ids: Mapping[str, str]) -> Row:
 
 def _version(name: str, n: int) -> str:
     """A name with the first `n` numbers of its version: "Linux 6" of "Linux 6.18.44-generic"."""
-    found = re.match(rf"(?:\D* )?\d+(?:\.\d+){{{n - 1}}}", name)
-    return found.group() if found else name
+    match = re.match(rf"(?:\D* )?\d+(?:\.\d+){{{n - 1}}}", name)
+    return match.group() if match else name
 
 
 def _whole(n_bytes: int) -> int:

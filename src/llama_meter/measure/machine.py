@@ -83,7 +83,7 @@ def efficiency_cores() -> frozenset[int]:
     """A Mac's efficiency cores: its device tree names the cluster of each CPU. An Ultra has two such clusters."""
     said = re.split(r"\+-o cpu(\d+)@", _output("ioreg", "-r", "-d", "1", "-k", "cluster-type"))
     kinds = {
-        int(n): re.search(r'"cluster-type" = <"(\w)">', each) for n, each in zip(said[1::2], said[2::2], strict=True)
+        int(n): re.search(r'"cluster-type" = <"(\w)">', entry) for n, entry in zip(said[1::2], said[2::2], strict=True)
     }
     return frozenset(n for n, kind in kinds.items() if kind and kind.group(1) == "E")
 
@@ -171,7 +171,7 @@ def state() -> State:
     mode = re.search(r"^ *(?:low)?powermode +(\d)", modes, re.MULTILINE)
     pressure = re.search(r"pressurelevel ([0-4])$", level)
     size = re.search(r"page size of (\d+) bytes", pages)
-    used = [int(each) for each in re.findall(r'"Device Utilization %" *= *(\d+)', gpus)]
+    used = [int(percent) for percent in re.findall(r'"Device Utilization %" *= *(\d+)', gpus)]
     return State(
         power_source="ac" if "AC Power" in source else "battery" if "Battery Power" in source else "unknown",
         power_mode=POWER_MODES.get(mode.group(1), "unknown") if mode else "unknown",
@@ -233,9 +233,9 @@ def _of_mac() -> dict[str, Any]:
         "gpu_cores": (gpu_cores or [""])[0],
         "efficiency_cores": _output("sysctl", "-n", "hw.perflevel1.physicalcpu"),
     }
-    found: dict[str, Any] = {name: n for name, said in cores.items() if (n := _integer(said)) is not None}
+    traits: dict[str, Any] = {name: n for name, said in cores.items() if (n := _integer(said)) is not None}
     build = _output("sw_vers", "-buildVersion")
-    return found | ({"macos_build": build} if build else {})
+    return traits | ({"macos_build": build} if build else {})
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def is_stopped(pid: int) -> bool:
 @optional
 def _is_stopped(pid: int) -> bool:
     process = psutil.Process(pid)
-    return any(each.status() in STOPPED for each in (process, *process.children(recursive=True)))
+    return any(member.status() in STOPPED for member in (process, *process.children(recursive=True)))
 
 
 def awake_or_not_ns() -> int:
@@ -337,8 +337,8 @@ def _busy_ns(times: Any) -> int:
 
 def waited_ns(pid: int) -> int | None:
     """Nanoseconds that a process's living threads were ready to run without a CPU; None where it is not counted."""
-    found = threads(pid)
-    return sum(waited for _, waited in found.values()) if found else None
+    counts = threads(pid)
+    return sum(waited for _, waited in counts.values()) if counts else None
 
 
 def threads(pid: int) -> dict[str, tuple[int, int]] | None:
@@ -362,15 +362,15 @@ class Memory:
 
 def memory() -> Memory:
     """Memory held by this process now; the call takes some milliseconds. macOS does not report other processes."""
-    found = psutil.Process().memory_full_info()
-    return Memory(found.rss, getattr(found, "uss", None), getattr(found, "pss", None))
+    info = psutil.Process().memory_full_info()
+    return Memory(info.rss, getattr(info, "uss", None), getattr(info, "pss", None))
 
 
 @optional
 def mapped(path: Path) -> int:
     """This process's share in bytes of the pages of a mapped file; None where the system does not report it (macOS)."""
     maps = psutil.Process().memory_maps()
-    return sum(each.pss for each in maps if each.path == str(path.resolve()))
+    return sum(region.pss for region in maps if region.path == str(path.resolve()))
 
 
 def drops_pages() -> bool:

@@ -65,17 +65,17 @@ def rates(rows: Iterable[Row]) -> list[Rate]:
     for row in rows:
         if isinstance(row.cell, Prefill | Decode) and not row.anchor:
             by.setdefault(row.cell, []).append(row)
-    found = []
+    speeds = []
     for cell, own in by.items():
         seconds = [median(chain(*row.samples_ns)) / 1e9 for row in own if any(row.samples_ns)]
         tokens = cell.n_prompt * cell.n_seq if isinstance(cell, Prefill) else cell.n_seq  # type: ignore[union-attr]
         said = sorted({judged[row.key] for row in own}, key=lambda verdict: verdict in RIGHT)
         disturbed = sum(row.key in causes for row in own)
-        found.append(Rate(cell, stats.rate(tokens, seconds), tuple(said), disturbed, len(own)))
-    return sorted(found, key=_order)
+        speeds.append(Rate(cell, stats.rate(tokens, seconds), tuple(said), disturbed, len(own)))
+    return sorted(speeds, key=_order)
 
 
-def _order(found: Rate) -> tuple[object, ...]:
+def _order(rate: Rate) -> tuple[object, ...]:
     """Files by name, prompts before steps, the shorter and the fewer first."""
-    told = columns(found.cell)
-    return found.cell.files, told["workload"] != "prefill", told["n_prompt"], told["n_gen"], told["n_seq"]
+    values = columns(rate.cell)
+    return rate.cell.files, values["workload"] != "prefill", values["n_prompt"], values["n_gen"], values["n_seq"]

@@ -69,8 +69,8 @@ def ready(line: socket.socket, patience_s: float = PATIENCE_S) -> socket.socket:
 
 def send(line: socket.socket, header: msgspec.Struct) -> None:
     """Send a header. Raises StudyError if the peer is gone or no longer accepts data."""
-    told = msgspec.json.encode(header)
-    _give(line, PREFIX.pack(MAGIC, VERSION, len(told)) + told)
+    body = msgspec.json.encode(header)
+    _give(line, PREFIX.pack(MAGIC, VERSION, len(body)) + body)
 
 
 def push(line: socket.socket, data: np.ndarray, bps: int = 0) -> None:
@@ -162,9 +162,9 @@ def started(module: str, tasks: Mapping[str, msgspec.Struct], files: Sequence[in
         for name, task in tasks.items():
             near, far = pair(OWN_S)
             command = children.python("-m", module, str(lifeline), str(far.fileno()))
-            kept = [lifeline, far.fileno(), *files]
+            fds = [lifeline, far.fileno(), *files]
             with far:  # only the process keeps this end, and its death closes the connection
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=kept)
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
             peers[name] = Peer(name, process, near)
             send(near, task)
         yield peers

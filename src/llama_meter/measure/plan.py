@@ -156,8 +156,8 @@ def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
 
 def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...]:
     """The machine's ceilings for a study of these files; of files that were asked for also their kernels."""
-    found = ceilings(scale_of(scale, sweep), gpu, threads)
-    return (*found, *kernels_of(files, found[1])) if sweep.files else found
+    bounds = ceilings(scale_of(scale, sweep), gpu, threads)
+    return (*bounds, *kernels_of(files, bounds[1])) if sweep.files else bounds
 
 
 def matrix_types(file: File) -> tuple[str, ...]:
@@ -251,8 +251,8 @@ def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
     if unknown := changes.keys() - set(kind.__struct_fields__):
         why = f"has no field {', '.join(sorted(unknown))}"
         raise StudyError(f"cell {kind.__name__}", why, f"choose among {', '.join(kind.__struct_fields__)}")
-    kept = {name: getattr(cell, name) for name in cell.__struct_fields__ if name in kind.__struct_fields__}
-    return kind(**kept | changes)  # type: ignore[no-any-return] # the classes of a union, by name
+    shared = {name: getattr(cell, name) for name in cell.__struct_fields__ if name in kind.__struct_fields__}
+    return kind(**shared | changes)  # type: ignore[no-any-return] # the classes of a union, by name
 
 
 def model_file(cell: Cell) -> Path:

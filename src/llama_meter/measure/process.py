@@ -151,13 +151,13 @@ def _answer(
 
     A check that finds the worker held does not count towards its limit; their total is bounded all the same.
     """
-    told: bytes | None = job
+    payload: bytes | None = job
     pause, left = limit_s / LOOKS, LOOKS
     for _ in range(int(LOOKS * min(MOST_LIMITS, 1 + MOST_MORE_S / limit_s))):
         try:
-            answer = child.communicate(told, timeout=min(pause, max(ends_at - time.monotonic(), 0)))[0]
+            answer = child.communicate(payload, timeout=min(pause, max(ends_at - time.monotonic(), 0)))[0]
         except subprocess.TimeoutExpired:
-            told = None
+            payload = None
             if time.monotonic() >= ends_at:
                 raise TimeUpError from None
         else:
@@ -188,9 +188,9 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
         message=next(iter(errors + asserts), SILENT[why] if why else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
-    known = Measured(checks=heard(lines))  # before it ended
+    partial = Measured(checks=heard(lines))  # before it ended
     status: Status = "starved" if late == "stopped" else late or _status(ended_by)
-    return Outcome(status=status, pid=child.pid, evidence=whole, failure=failure, measured=known)
+    return Outcome(status=status, pid=child.pid, evidence=whole, failure=failure, measured=partial)
 
 
 def _status(ended_by: int) -> Status:

@@ -45,13 +45,13 @@ def by_steps(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
     return logits
 
 
-def alone(session: Session, seq: int, tokens: np.ndarray, known: tuple[bytes, int] | None = None) -> np.ndarray:
+def alone(session: Session, seq: int, tokens: np.ndarray, prefix: tuple[bytes, int] | None = None) -> np.ndarray:
     """Logits after one prefill of `tokens`, (n_vocab,), with no other sequence present.
 
-    `known`: the state after a number of leading tokens, from a prefill alone; only the rest is evaluated then.
+    `prefix`: the state after a number of leading tokens, from a prefill alone; only the rest is evaluated then.
     """
     session.clear()
-    state, n_past = known or (b"", 0)
+    state, n_past = prefix or (b"", 0)
     if state:
         session.set_state(seq, state, n_past)
     return session.prefill({seq: tokens[n_past:]})[seq][-1]
@@ -124,7 +124,7 @@ def _consistent(cell: Gate, session: Session) -> Measured:
     n, shape = cell.n_prompt, (2, CONSISTENT_SEQUENCES, cell.n_prompt)
     rng = np.random.default_rng(cell.seed)
     first, second = (
-        dict(enumerate(each)) for each in rng.integers(FIRST_TOKEN, session.n_vocab, shape, dtype=np.int32)
+        dict(enumerate(draw)) for draw in rng.integers(FIRST_TOKEN, session.n_vocab, shape, dtype=np.int32)
     )
     whole = {seq: alone(session, 0, tokens) for seq, tokens in first.items()}
     errors = {"steps": relative_error(by_steps(session, 0, first[0]), whole[0])}
@@ -136,13 +136,13 @@ def _consistent(cell: Gate, session: Session) -> Measured:
 
         def together(tokens: Prompts) -> dict[int, np.ndarray]:
             crowd.clear()
-            crowd.prefill({seq: each[: n - TAIL_STEPS] for seq, each in tokens.items()})
+            crowd.prefill({seq: prompt[: n - TAIL_STEPS] for seq, prompt in tokens.items()})
             for at in range(n - TAIL_STEPS, n):
-                crowd.decode({seq: int(each[at]) for seq, each in tokens.items()})
+                crowd.decode({seq: int(prompt[at]) for seq, prompt in tokens.items()})
             return {seq: crowd.logits(row) for row, seq in enumerate(tokens)}
 
-        found = together(first)
-        errors["together"] = max(relative_error(found[seq], whole[seq]) for seq in whole)
+        crowd_logits = together(first)
+        errors["together"] = max(relative_error(crowd_logits[seq], whole[seq]) for seq in whole)
         errors["neighbours"] = relative_error(together({**second, 0: first[0]})[0], whole[0])
     limit = tolerance(cell)
     checks: dict[str, float | bool] = {f"{name}_error": error for name, error in errors.items()}

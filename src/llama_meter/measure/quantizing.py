@@ -188,9 +188,9 @@ def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str])
     for line in log:
         if line.startswith("@study "):
             return StudyError(*json.loads(line.removeprefix("@study ")))
-    found = [match for pattern in (ASSERT, REFUSED, OWN) for line in log if (match := pattern.search(line))]
-    told = [match[match.re.groups].strip() for match in found]
-    why = next(iter(told + [line for line in log if not line.startswith("@")][-1:]), "no word")
+    matches = [match for pattern in (ASSERT, REFUSED, OWN) for line in log if (match := pattern.search(line))]
+    messages = [match[match.re.groups].strip() for match in matches]
+    why = next(iter(messages + [line for line in log if not line.startswith("@")][-1:]), "no word")
     if "iostream error" in why:  # llama.cpp's only message for a failed write
         return StudyError(str(out), f"cannot be written ({why})", f"free space in {out.parent}")
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else "refused"
@@ -231,9 +231,9 @@ def _do(job: Quantizing | Evaluating) -> Measured:
     try:
         _quantize(job) if isinstance(job, Quantizing) else _evaluate(job)
     except Exception as error:
-        told = error if isinstance(error, StudyError) else of_memory(error, job.source)
-        if told:
-            _say(f"@study {json.dumps([told.what, told.why, told.mend])}")
+        refusal = error if isinstance(error, StudyError) else of_memory(error, job.source)
+        if refusal:
+            _say(f"@study {json.dumps([refusal.what, refusal.why, refusal.mend])}")
         raise
     return Measured()
 
@@ -272,8 +272,8 @@ def _evaluate(job: Evaluating) -> None:
             _say(f"@chunk {i} {chunks}")
             model.add(tokens[i * job.chunk : (i + 1) * job.chunk])
         _say(f"@chunk {chunks} {chunks}")
-    found = matrices.Imatrix(model.sums, model.counts, text.name, chunks, job.chunk)
-    matrices.write(Path(job.out), found)
+    imatrix = matrices.Imatrix(model.sums, model.counts, text.name, chunks, job.chunk)
+    matrices.write(Path(job.out), imatrix)
 
 
 def _say(line: str) -> None:

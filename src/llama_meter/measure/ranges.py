@@ -48,14 +48,14 @@ def probe_file(
     return outcome.measured
 
 
-def worst(found: Any, backends: Sequence[str]) -> dict[str, dict[str, Any]]:
+def worst(products: Any, backends: Sequence[str]) -> dict[str, dict[str, Any]]:
     """For each backend, the product of `InputRanges.found` that comes closest to a limit, or passes it furthest.
 
     Columns: kind, layer, dtype, path, cast, of, number, limit, factor, fits. A prompt's numbers are compared with both
     paths, because its last few tokens can be few enough for vector kernels.
     """
     closest: dict[str, dict[str, Any]] = {}
-    for (phase, kind, layer), seen in found.items():
+    for (phase, kind, layer), seen in products.items():
         numbers = {"largest": seen.largest, "output": seen.output}
         numbers |= {f"sum of {n}": value for n, value in seen.sums.items()}
         dtype = casts.met(kind, GGMLQuantizationType(seen.weight_type).name)

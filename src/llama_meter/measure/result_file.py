@@ -24,9 +24,9 @@ def write(data: bytes, place: str, name: str) -> Path:
     return target
 
 
-def keep(found: msgspec.Struct | list[Any], place: str, name: str) -> Path:
+def keep(result: msgspec.Struct | list[Any], place: str, name: str) -> Path:
     """Keep a result as indented JSON."""
-    return write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
+    return write(msgspec.json.format(msgspec.json.encode(result), indent=1), place, name)
 
 
 def load(place: str, name: str, kind: Any, made_by: str) -> Any:
@@ -34,10 +34,10 @@ def load(place: str, name: str, kind: Any, made_by: str) -> Any:
 
     StudyError for a damaged file, naming the command that makes it again.
     """
-    found = path(place, name)
-    if not found.exists():
+    file = path(place, name)
+    if not file.exists():
         return None
     try:
-        return parsed(content(found), kind)
+        return parsed(content(file), kind)
     except ValueError as error:
-        raise StudyError(str(found), f"is damaged ({error})", made_by) from error
+        raise StudyError(str(file), f"is damaged ({error})", made_by) from error

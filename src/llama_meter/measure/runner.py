@@ -154,8 +154,8 @@ def sweep(
         else:
             run.whole()
         rows = run.rows()
-        found = {row.cell for row in rows if not row.anchor}
-        left_out = tuple(cell for cell in plan.cells if cell not in found and not run.refuses(cell))
+        measured_cells = {row.cell for row in rows if not row.anchor}
+        left_out = tuple(cell for cell in plan.cells if cell not in measured_cells and not run.refuses(cell))
         return Summary(rows, run.measured, left_out, len(run.lacking()) if minutes else 0)
 
 
@@ -231,8 +231,8 @@ class _Sweep:
         self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
         # Together: gates are not timed, and run side by side.
-        self._each(self.asked.gates(needed if self.plan.cells else None))
-        self._each(self.asked.anchors(0))
+        self._measure(self.asked.gates(needed if self.plan.cells else None))
+        self._measure(self.asked.anchors(0))
         for cells in together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
                      for folder in self.asked.builds(cell)]  # fmt: skip
@@ -240,9 +240,9 @@ class _Sweep:
             fits = not self.late and self._spent(self.tasks) + (wished - 1) * block < seconds
             if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
                 break
-            self._each([*self.asked.gates({file for cell in cells for file in cell.files}), *first])
+            self._measure([*self.asked.gates({file for cell in cells for file in cell.files}), *first])
             self.cells += cells
-        self._each(self.asked.anchors(1))
+        self._measure(self.asked.anchors(1))
         if least == 1:
             self._again(seconds)
         for number in range(1, MOST_BLOCKS if self.plan.grows and self.plan.blocks > 1 else self.plan.blocks):
@@ -252,7 +252,7 @@ class _Sweep:
             if number >= least and not fits and not self._any_done(todo):
                 break
             self.cools = True
-            self._each(todo)
+            self._measure(todo)
             if number + 1 >= least:
                 self._again(seconds)
         self._recall()
@@ -276,7 +276,7 @@ class _Sweep:
         gates = [row for file in cell.files if (row := self.refused.get((file, engine)))]
         if not gates or isinstance(cell, Gate):
             return False
-        others = any(all((file, "") not in self.refused for file in each.files) for each in self.plan.cells)
+        others = any(all((file, "") not in self.refused for file in other.files) for other in self.plan.cells)
         return cell != self.plan.anchor or not others or any(row.status != "ok" for row in gates)
 
     def _is_left(self, task: Task) -> bool:
@@ -307,14 +307,14 @@ class _Sweep:
             if number > numbers[0] and self.bench.key(tasks[0]) not in self.done and self._repeats() and watch.calm():
                 self._again()
             self.cools = True
-            self._each(tasks)
+            self._measure(tasks)
 
     def _again(self, seconds: float = math.inf) -> None:
         """Repeat disturbed rows after a short wait for a calm machine, while less than `seconds` is spent."""
         if self._spent(self._all()) < seconds and not self.late and (todo := self._repeats()):
             self.cools = True
             watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
-            self._each(todo, planned=False)
+            self._measure(todo, planned=False)
 
     def _cool(self, task: Task) -> None:
         """Before a timed task: let a hot machine cool down, not in time that the finding needs."""
@@ -357,10 +357,10 @@ class _Sweep:
         return min(self.limit_s - self._spent(self._all()), self.ends_at - self.bench.clock.seconds())
 
     def _plan(self, todo: Iterable[Task]) -> None:
-        known = {self.bench.key(task) for task in self.tasks}  # its place in a block is no part of a row
-        self.tasks += [task for task in todo if self.bench.key(task) not in known]
+        keys = {self.bench.key(task) for task in self.tasks}  # its place in a block is no part of a row
+        self.tasks += [task for task in todo if self.bench.key(task) not in keys]
 
-    def _each(self, todo: Sequence[Task], planned: bool = True) -> None:
+    def _measure(self, todo: Sequence[Task], planned: bool = True) -> None:
         """Measure those of `todo` that are not done; tasks that are not timed run side by side."""
         if planned:
             self._plan(todo)
@@ -387,8 +387,8 @@ class _Sweep:
 
     def _take_over(self, task: Task) -> None:
         """Reuse a gate that the same file passed for another study, on this engine and machine."""
-        if known := self._passed.get(self.bench.key_in(ANY, task)):
-            row, system = known
+        if earlier := self._passed.get(self.bench.key_in(ANY, task)):
+            row, system = earlier
             if system:
                 self.journal.append_fact(system)
             row = msgspec.structs.replace(row, key=self.bench.key(task), study=self.plan.study, order=TAKEN_OVER)

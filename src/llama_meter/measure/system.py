@@ -75,11 +75,11 @@ def slow_cpus() -> frozenset[int]:
 
 @cache
 def _slow_cpus(sys: Path) -> frozenset[int]:
-    found = {int(path.name.removeprefix("cpu")): number(path / "cpu_capacity") for path in sys.glob(CPUS)}
+    capacities = {int(path.name.removeprefix("cpu")): number(path / "cpu_capacity") for path in sys.glob(CPUS)}
     if fast := _list(sys / "devices/cpu_core/cpus"):  # Intel's hybrids
-        return frozenset(found.keys() - fast)
-    most = max((capacity for capacity in found.values() if capacity), default=0.0)
-    return frozenset(n for n, capacity in found.items() if capacity and capacity <= FAST * most)
+        return frozenset(capacities.keys() - fast)
+    most = max((capacity for capacity in capacities.values() if capacity), default=0.0)
+    return frozenset(n for n, capacity in capacities.items() if capacity and capacity <= FAST * most)
 
 
 def online() -> set[int] | None:
@@ -104,8 +104,8 @@ def largest_cache() -> int | None:
     """Bytes of the largest cache of the first CPU that has one."""
     for cpu in sorted(SYS.glob(CPUS)):
         sizes = [text(path).strip() for path in (cpu / "cache").glob("index*/size")]
-        if found := [int(size[:-1]) << 10 for size in sizes if size[-1:] == "K" and size[:-1].isdigit()]:
-            return max(found)
+        if caches := [int(size[:-1]) << 10 for size in sizes if size[-1:] == "K" and size[:-1].isdigit()]:
+            return max(caches)
     return None
 
 
@@ -143,13 +143,13 @@ def power_source() -> str | None:
     supply, a battery at its charge limit says "Not charging".
     """
     supplies, batteries = [], []
-    for each in SYS.glob("class/power_supply/*"):
-        kind, scope = text(each / "type").strip().lower(), text(each / "scope").strip().lower()
-        if scope == "device" or text(each / "present").strip() == "0":
+    for supply in SYS.glob("class/power_supply/*"):
+        kind, scope = text(supply / "type").strip().lower(), text(supply / "scope").strip().lower()
+        if scope == "device" or text(supply / "present").strip() == "0":
             continue
         if kind == "battery":
-            batteries.append(text(each / "status").strip().lower())
-        elif kind and kind != "ups" and (online := number(each / "online")) is not None:
+            batteries.append(text(supply / "status").strip().lower())
+        elif kind and kind != "ups" and (online := number(supply / "online")) is not None:
             supplies.append(online > 0)
     if any(supplies):
         return "ac"
@@ -177,15 +177,15 @@ def _groups(proc: Path) -> tuple[Path, ...]:
     for line in text(proc / "self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         own |= dict.fromkeys(controllers.split(","), path) if path else {}  # version 2 names no controller
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in text(proc / "self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         kind, _, options = f"{system}  ".split(" ", 2)
         limits = kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.strip().split(","))
         group = own.get("" if kind == "cgroup2" else "cpu")
         if limits and group is not None:
-            found += _held(group, *mount.split(" ")[3:5])
-    return tuple(dict.fromkeys(found))
+            folders += _held(group, *mount.split(" ")[3:5])
+    return tuple(dict.fromkeys(folders))
 
 
 def _held(path: str, root: str, point: str) -> list[Path]:
@@ -238,12 +238,12 @@ def schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
 
     Empty where the kernel does not count them, or the process is gone.
     """
-    found = {}
+    counts = {}
     for name in _tasks(pid) or ():
         words = text(PROC / str(pid) / "task" / name / "schedstat").split()
         if len(words) > 2 and all(map(str.isdigit, words)):
-            found[name] = (int(words[0]), int(words[1]), int(words[2]))
-    return found
+            counts[name] = (int(words[0]), int(words[1]), int(words[2]))
+    return counts
 
 
 @optional

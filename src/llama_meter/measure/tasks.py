@@ -42,8 +42,8 @@ class Tasks:
         gates = [(n, gate) for n, gate in enumerate(self.plan.gates) if files is None or files.issuperset(gate.files)]
         compared = {file for cell in self.plan.compared for file in cell.files}
         other = [(n, gate) for n, gate in gates if compared.issuperset(gate.files)]
-        found = [Task(gate, 0, -1, n) for n, gate in gates]
-        return found + [Task(gate, 0, -1, n, engine=folder) for folder in self.beside for n, gate in other]
+        tasks = [Task(gate, 0, -1, n) for n, gate in gates]
+        return tasks + [Task(gate, 0, -1, n, engine=folder) for folder in self.beside for n, gate in other]
 
     def anchors(self, number: int) -> list[Task]:
         """The anchor before a block, in as many processes as the plan says."""

@@ -74,12 +74,12 @@ def planned(name: str, expected: str) -> bytes:
 
 def find(name: str | Path) -> Path:
     """Where a text lies: data/corpus/<name>, or the file itself. StudyError when there is neither."""
-    known = sorted(path for path in CORPUS.glob("*.txt") if path.is_file())
-    for path in known:
+    texts = sorted(path for path in CORPUS.glob("*.txt") if path.is_file())
+    for path in texts:
         if str(name) in (path.name, path.stem):
             return path
     if not Path(name).exists():
-        why = f"is neither a file nor a text of data/corpus (known: {', '.join(p.stem for p in known) or 'none'})"
+        why = f"is neither a file nor a text of data/corpus (known: {', '.join(p.stem for p in texts) or 'none'})"
         raise StudyError(f"text {str(name)!r}", why, "name a UTF-8 text file")
     return Path(name)
 
@@ -99,10 +99,10 @@ def chunks(tokens: np.ndarray, n_ctx: int, n_chunks: int = 0, bos: int | None = 
     if not whole:
         raise StudyError("the text", f"is {len(tokens)} tokens long, one chunk takes {n_ctx}", LONGER)
     n = min(n_chunks or whole, whole)
-    found = np.array(tokens[: n * n_ctx], dtype=np.int32).reshape(n, n_ctx)
+    pieces = np.array(tokens[: n * n_ctx], dtype=np.int32).reshape(n, n_ctx)
     if bos is not None:
-        found[:, 0] = bos
-    return found
+        pieces[:, 0] = bos
+    return pieces
 
 
 def excerpts(text: bytes, n: int, n_lines: int) -> list[bytes]:

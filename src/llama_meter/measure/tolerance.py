@@ -49,10 +49,10 @@ def tolerance(cell: Any) -> float:
     """Largest relative error of logits that rounding explains, for a cell or a row of a frame: by its coarsest type."""
     if judged := getattr(cell, "checks", {}).get("tolerance"):
         return float(judged)  # by which a row was judged
-    known = TOLERANCE | (OFFLOADED if cell.n_gpu_layers else {})
-    exact = known.get(cell.dtype) == TOLERANCE["F16"]
+    limits = TOLERANCE | (OFFLOADED if cell.n_gpu_layers else {})
+    exact = limits.get(cell.dtype) == TOLERANCE["F16"]
     exact = exact and (cell.type_k, cell.type_v, cell.flash_attn) == ("f32", "f32", "off")
-    usual = EXACT_CACHE if exact else max(known.get(name, LOOSEST) for name in _types(cell.dtype))
+    usual = EXACT_CACHE if exact else max(limits.get(name, LOOSEST) for name in _types(cell.dtype))
     return usual * (DEEP if cell.workload == "depth" and not cell.text else 1)
 
 
@@ -63,8 +63,8 @@ def part_tolerance(cell: Any, backend: str = "") -> float:
     """
     if judged := getattr(cell, "checks", {}).get("parts_tolerance"):
         return float(judged)
-    known = PART_TOLERANCE | (OFFLOADED_PART if cell.n_gpu_layers else {}) | (CUDA_PART if backend == "CUDA" else {})
-    return max(known.get(name, LOOSEST_PART) for name in _types(cell.dtype))
+    limits = PART_TOLERANCE | (OFFLOADED_PART if cell.n_gpu_layers else {}) | (CUDA_PART if backend == "CUDA" else {})
+    return max(limits.get(name, LOOSEST_PART) for name in _types(cell.dtype))
 
 
 def _types(dtype: str) -> tuple[str, ...]:

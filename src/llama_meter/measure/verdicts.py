@@ -38,11 +38,11 @@ def _verdict(
         return "failed"
     if not row.model or (isinstance(row.cell, Replay) and row.valid is None):
         return "n/a"
-    found = [gates.get((model, row.engine)) for model in (row.model, *row.others)]
+    passes = [gates.get((model, row.engine)) for model in (row.model, *row.others)]
     right = proofs.get((row.cell, row.model, row.engine)) if row.valid is None else row.valid
-    if (right is None and getattr(row.cell, "proof", "") == "first") and False not in found:
+    if (right is None and getattr(row.cell, "proof", "") == "first") and False not in passes:
         return "ungated"  # the process that should have proved it did not finish
-    if right is not True or False in found:
+    if right is not True or False in passes:
         return "invalid"
     judged = "consistent" if consistent & {row.model, *row.others} else "valid"
-    return "ungated" if None in found else judged
+    return "ungated" if None in passes else judged

@@ -52,15 +52,15 @@ def timed(*helpers: int) -> Iterator[None]:
     theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
     yield
     total = energy.counted()
-    found = since(before, machine.counters())
-    joules = energy.between(spent, total, found.wall_ns / 1e9)
+    evidence = since(before, machine.counters())
+    joules = energy.between(spent, total, evidence.wall_ns / 1e9)
     after = _of_helpers(helpers)  # a helper that ended meanwhile can no longer be read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
-    told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran, "stops": found.stops + stops(helpers)}
-    told["others_ns"] = None if found.others_ns is None else max(found.others_ns - ran, 0)
-    told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
+    changes: dict[str, int | None] = {"cpu_ns": evidence.cpu_ns + ran, "stops": evidence.stops + stops(helpers)}
+    changes["others_ns"] = None if evidence.others_ns is None else max(evidence.others_ns - ran, 0)
+    changes["waited_ns"] = None if evidence.waited_ns is None else evidence.waited_ns + waited
     limits_w = energy.limits() if joules else {}
-    _parts.append(msgspec.structs.replace(found, **told, joules=joules, limits_w=limits_w))
+    _parts.append(msgspec.structs.replace(evidence, **changes, joules=joules, limits_w=limits_w))
 
 
 def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
@@ -71,8 +71,8 @@ def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
     ran = waited = 0
     for pid in pids:
         threads = (machine.threads(pid) or {}).values()
-        ran += max(sum(each for each, _ in threads), _account(pid) or 0)
-        waited += sum(each for _, each in threads)
+        ran += max(sum(ns for ns, _ in threads), _account(pid) or 0)
+        waited += sum(ns for _, ns in threads)
     return ran, waited
 
 
@@ -84,8 +84,8 @@ def stops(helpers: Iterable[int]) -> int:
 @optional
 def _account(pid: int) -> int:
     """CPU time of a process in ns; None for one that is gone, or for a zombie on macOS."""
-    told = psutil.Process(pid).cpu_times()
-    return int((told.user + told.system) * 1e9)
+    times = psutil.Process(pid).cpu_times()
+    return int((times.user + times.system) * 1e9)
 
 
 def collected() -> Evidence | None:
@@ -101,15 +101,15 @@ def take_over(parts: list[Evidence]) -> None:
     longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
     busy_ns = None if longest.others_ns is None else longest.others_ns + longest.cpu_ns
     waited = [part.waited_ns for part in parts]
-    told = {
+    changes = {
         "cpu_ns": cpu_ns,
         "others_ns": None if busy_ns is None else max(busy_ns - cpu_ns, 0),
-        "waited_ns": None if None in waited else sum(each or 0 for each in waited),
+        "waited_ns": None if None in waited else sum(ns or 0 for ns in waited),
         "involuntary": sum(part.involuntary for part in parts),
         "voluntary": sum(part.voluntary for part in parts),
         "stops": sum(part.stops for part in parts),
     }
-    _parts.append(msgspec.structs.replace(longest, **told))
+    _parts.append(msgspec.structs.replace(longest, **changes))
 
 
 def since(before: machine.Counters, after: machine.Counters) -> Evidence:
@@ -121,20 +121,20 @@ def since(before: machine.Counters, after: machine.Counters) -> Evidence:
     busy, slow = gone.pop("busy_ns"), gone.pop("slow_busy_ns")
     others = None if busy is None else max(busy - (gone["cpu_ns"] or 0), 0)
     of_slow = None if others is None or slow is None else min(slow, others)
-    known = {"cpus": psutil.cpu_count() or 1, "mhz": system.mhz(), "others_ns": others, "others_slow_ns": of_slow}
-    return Evidence(**known, **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
+    facts = {"cpus": psutil.cpu_count() or 1, "mhz": system.mhz(), "others_ns": others, "others_slow_ns": of_slow}
+    return Evidence(**facts, **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
 
 
 def added(parts: list[Evidence]) -> Evidence:
     """The sum of several intervals, with the lowest clock of them."""
     joules = {name: sum(part.joules.get(name, nan) for part in parts) for part in parts for name in part.joules}
-    whole = {name: each for name, each in joules.items() if each == each}  # counted in every part
+    whole = {name: number for name, number in joules.items() if number == number}  # counted in every part
     limits_w = {name: watts for part in parts for name, watts in part.limits_w.items()}
     total: dict[str, Any] = {"cpus": parts[0].cpus, "joules": whole, "limits_w": limits_w}
     for name in Evidence.__struct_fields__:
-        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        values = [value for part in parts if (value := getattr(part, name)) is not None]
         if name not in total:
-            total[name] = (min(known) if name == "mhz" else sum(known)) if known else None
+            total[name] = (min(values) if name == "mhz" else sum(values)) if values else None
     return msgspec.convert(total, Evidence)
 
 
@@ -142,8 +142,8 @@ def calm() -> bool:
     """Whether nothing else computes on this machine now, observed for half a second."""
     before = machine.counters()
     time.sleep(0.5)
-    found = since(before, machine.counters())
-    busy, state = (_taken(found) or 0.0) > OTHERS_LIMIT * found.cpus, machine.state()
+    evidence = since(before, machine.counters())
+    busy, state = (_taken(evidence) or 0.0) > OTHERS_LIMIT * evidence.cpus, machine.state()
     return not busy and not slowed(state) and not _gpu_is_busy(state)
 
 
@@ -226,25 +226,25 @@ def others(conditions: Conditions) -> float | None:
     Taken from the timed parts where they are long against the 10 ms units of the system's counts, else from the whole
     worker. None for a row without evidence. Time on efficiency cores counts SLOW_WEIGHT: what runs there takes less.
     """
-    found = conditions.timed
-    if found is None or found.wall_ns < LONG_NS:
-        found = conditions.whole
-    taken = None if found is None else _taken(found)
-    return None if found is None or taken is None else (taken + (found.stolen_ns or 0) / found.wall_ns) / found.cpus
+    part = conditions.timed
+    if part is None or part.wall_ns < LONG_NS:
+        part = conditions.whole
+    taken = None if part is None else _taken(part)
+    return None if part is None or taken is None else (taken + (part.stolen_ns or 0) / part.wall_ns) / part.cpus
 
 
-def _taken(found: Evidence) -> float | None:
+def _taken(part: Evidence) -> float | None:
     """CPUs' worth of time that other processes took, of performance cores; None where nothing counts it."""
-    if found.others_ns is None or not found.wall_ns:
+    if part.others_ns is None or not part.wall_ns:
         return None
-    slow = min(found.others_slow_ns or 0, found.others_ns)
-    return (found.others_ns - (1 - SLOW_WEIGHT) * slow) / found.wall_ns
+    slow = min(part.others_slow_ns or 0, part.others_ns)
+    return (part.others_ns - (1 - SLOW_WEIGHT) * slow) / part.wall_ns
 
 
 def waited(conditions: Conditions) -> float | None:
     """CPUs' worth of time for which the worker's threads were ready but had no CPU, during its timed parts."""
-    found = conditions.timed
-    return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
+    part = conditions.timed
+    return None if part is None or part.waited_ns is None or not part.wall_ns else part.waited_ns / part.wall_ns
 
 
 def swapped(conditions: Conditions) -> int | None:
@@ -311,19 +311,19 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
     return GPU if _gpu_is_busy(before) or (not on_gpu and _gpu_is_busy(conditions)) else ""
 
 
-def throttled(found: Evidence | None) -> bool:
+def throttled(part: Evidence | None) -> bool:
     """Whether a CPU quota held what was counted."""
-    return found is not None and (found.throttled_ns or 0) > THROTTLED_LIMIT * found.wall_ns
+    return part is not None and (part.throttled_ns or 0) > THROTTLED_LIMIT * part.wall_ns
 
 
-def _starved(found: Evidence | None, n_threads: int) -> bool:
+def _starved(part: Evidence | None, n_threads: int) -> bool:
     """Whether threads that never sleep ran for far less time than they could, and others did not take half of the rest.
 
     Only where the system counts how long threads wait: on a Mac, Accelerate computes prompts while they sleep.
     """
-    if found is None or not found.cpu_ns or found.waited_ns is None or found.wall_ns < LONG_NS:
+    if part is None or not part.cpu_ns or part.waited_ns is None or part.wall_ns < LONG_NS:
         return False
-    ran, taken = found.cpu_ns / found.wall_ns, (_taken(found) or 0.0) + (found.stolen_ns or 0) / found.wall_ns
+    ran, taken = part.cpu_ns / part.wall_ns, (_taken(part) or 0.0) + (part.stolen_ns or 0) / part.wall_ns
     return ran < COMPUTED_LIMIT * n_threads and taken < (n_threads - ran) / 2
 
 

@@ -99,8 +99,8 @@ def _do(line: bytes, workload: str) -> Measured:
 def _splits() -> tuple[int, int] | None:
     """The graph splits that the engine told of; None where nothing loaded an engine."""
     library: Any = sys.modules.get("llama_meter.engine.library")
-    found: tuple[int, int] | None = library.splits() if library else None
-    return found
+    splits: tuple[int, int] | None = library.splits() if library else None
+    return splits
 
 
 def stage(name: str) -> None:

@@ -90,8 +90,8 @@ def verdict(backend: str, dtype: str, path: str, numbers: Mapping[str, float]) -
 
 def limit(backend: str, dtype: str, path: str = "mat-mul") -> Cast | None:
     """The entry with the lowest limit on the largest input, None where there is no limit or nothing is known."""
-    found = [cast for cast in entries(backend, dtype, path) if cast.of == "largest"]
-    return min(found, key=lambda cast: cast.limit, default=None)
+    casts = [cast for cast in entries(backend, dtype, path) if cast.of == "largest"]
+    return min(casts, key=lambda cast: cast.limit, default=None)
 
 
 def met(kind: str, dtype: str) -> str:

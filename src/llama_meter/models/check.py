@@ -47,14 +47,14 @@ def finite_findings(header: Header) -> list[Finding]:
                 unknown.add(tensor.type_name)
             elif n := _count(file, header.data_start + tensor.offset, tensor):
                 bad[tensor.name] = n
-    found = []
+    findings = []
     if bad:
         shown = listed(f"{name} ({n:,})" for name, n in bad.items())
-        found.append(Finding("blocking", "not-finite", f"infinities or NaNs in {len(bad)} tensors: {shown}", AGAIN))
+        findings.append(Finding("blocking", "not-finite", f"infinities or NaNs in {len(bad)} tensors: {shown}", AGAIN))
     if unknown:
         why = f"weights of type {listed(sorted(unknown))} were not searched for NaNs"
-        found.append(Finding("note", "not-searched", why, "trust the gate instead"))
-    return found
+        findings.append(Finding("note", "not-searched", why, "trust the gate instead"))
+    return findings
 
 
 def _count(file: BinaryIO, start: int, tensor: TensorRecord) -> int:
@@ -82,12 +82,12 @@ def inspect(path: Path, sha256: str = "") -> tuple[list[Finding], Header | None]
 
     `sha256`: the expected 64 hex digits. Raises StudyError when the file is missing or `sha256` is no hash.
     """
-    found = _hash_findings(path, sha256)
+    findings = _hash_findings(path, sha256)
     try:
         header = read(path)
     except HeaderError as damage:
-        return [*found, Finding("blocking", damage.code, damage.why, damage.mend)], None
-    return found + _static_findings(header), header
+        return [*findings, Finding("blocking", damage.code, damage.why, damage.mend)], None
+    return findings + _static_findings(header), header
 
 
 def anything(header: Header) -> list[Finding]:
@@ -102,21 +102,21 @@ def _hash_findings(path: Path, sha256: str) -> list[Finding]:
     if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise StudyError(f"hash {sha256[:80]!r}", "is not 64 hex digits", "copy the SHA-256 as its publisher gives it")
     mistaken.check_path(path)
-    found = tensors.sha256(path)
-    if found == sha256.lower():
+    digest = tensors.sha256(path)
+    if digest == sha256.lower():
         return []
-    return [Finding("blocking", "hash", f"SHA-256 is {found}, not {sha256.lower()}", AGAIN)]
+    return [Finding("blocking", "hash", f"SHA-256 is {digest}, not {sha256.lower()}", AGAIN)]
 
 
 def _static_findings(header: Header) -> list[Finding]:
     """Findings from the file itself. Weights are read only if every tensor is in its place."""
     if what := roles.not_a_model(header):
         return [what]
-    spec, found = read_spec(header)
+    spec, findings = read_spec(header)
     layout = layout_findings(header)
-    found += layout
+    findings += layout
     if spec:
-        found += tensor_findings(header, spec) + rope_findings(spec)
-    if not any(finding.code == "architecture" for finding in found):
-        found += tokenizer_findings(header)
-    return found if layout else found + finite_findings(header)
+        findings += tensor_findings(header, spec) + rope_findings(spec)
+    if not any(finding.code == "architecture" for finding in findings):
+        findings += tokenizer_findings(header)
+    return findings if layout else findings + finite_findings(header)

@@ -49,19 +49,19 @@ def read_spec(header: Header) -> tuple[FileSpec | None, list[Finding]]:
 
 def rope_findings(spec: FileSpec) -> list[Finding]:
     """Findings on rotary bases and window, against the registry's model of this shape, or its architecture's."""
-    known = [s for s in registry.load().values() if s.arch == spec.arch]
-    model = next((s for s in known if _sizes_of(s) == _sizes_of(spec)), None)
-    against = [model] if model else known
+    models = [s for s in registry.load().values() if s.arch == spec.arch]
+    model = next((s for s in models if _sizes_of(s) == _sizes_of(spec)), None)
+    against = [model] if model else models
     name = model.name if model else f"every {spec.arch} known here"
-    found = []
+    findings = []
     for field in ("rope_theta", "rope_theta_swa", "window", "window_pattern"):
         here, there = getattr(spec, field), {getattr(s, field) for s in against}
         if here not in there and not (field.startswith("window") and model is None):
             why = f"{field} is {here:g} in the file and {listed(f'{v:g}' for v in sorted(there))} in {name}"
             option = f" --rope-theta {max(there):g}" if field == "rope_theta" else ""
             mend = REPAIR + option if option else AGAIN
-            found.append(Finding("warning", field.replace("_", "-"), why, mend))
-    return found
+            findings.append(Finding("warning", field.replace("_", "-"), why, mend))
+    return findings
 
 
 def _sizes_of(spec: ModelSpec) -> tuple[int, ...]:

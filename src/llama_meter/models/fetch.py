@@ -173,9 +173,9 @@ def _expected(hub: registry.Hub, files: list[Wanted], expected: Mapping[str, str
     if gone := sorted(expected.keys() - names):
         raise StudyError(f"{hub.repository}, {gone[0]}", "is pinned or recorded, and not in the repository", MEND_PIN)
     for file in files:
-        known = expected.get(file.name, file.sha256)
-        if file.sha256 and known != file.sha256:
-            why = f"the hub announces SHA-256 {file.sha256[:12]}…, pinned or recorded is {known[:12]}…"
+        pin = expected.get(file.name, file.sha256)
+        if file.sha256 and pin != file.sha256:
+            why = f"the hub announces SHA-256 {file.sha256[:12]}…, pinned or recorded is {pin[:12]}…"
             raise StudyError(f"{hub.repository}, {file.name}", f"{why}; nothing was downloaded", MEND_PIN)
     return [replace(file, sha256=expected.get(file.name, file.sha256)) for file in files]
 
@@ -193,8 +193,8 @@ def _alone(folder: Path) -> Iterator[None]:
             held = lock(opened)
             yield
         finally:
-            for each in {opened, held}:
-                os.close(each)
+            for descriptor in {opened, held}:
+                os.close(descriptor)
             with suppress(OSError):
                 folder.rmdir()
     except BlockingIOError as error:

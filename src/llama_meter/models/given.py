@@ -77,13 +77,13 @@ def give(named: str | Iterable[Any]) -> list[Given]:
     Raises StudyError for a path that is no file, a file that is no model, a part that is missing, and a blocking
     finding of the check.
     """
-    found = []
+    models = []
     for path in split(named):
-        each = _one(path)
-        FILES[each.file] = each
-        registry.give(each.spec, each.dtype, each.path)
-        found.append(each)
-    return list(dict.fromkeys(found))
+        model = _one(path)
+        FILES[model.file] = model
+        registry.give(model.spec, model.dtype, model.path)
+        models.append(model)
+    return list(dict.fromkeys(models))
 
 
 def has_oracle(file: tuple[str, str, str]) -> bool:
@@ -95,20 +95,20 @@ def has_oracle(file: tuple[str, str, str]) -> bool:
 
 def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
     """Bytes of a given file's matrices by tensor type; an embedding that is only looked up is none."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     records = [tensor for part in FILES[file].parts for tensor in header.read(part).tensors]
     looked_up = {"token_embd.weight"} if any(tensor.name == "output.weight" for tensor in records) else set()
     for tensor in records:
         if len(tensor.shape) > 1 and tensor.name not in looked_up and "conv1d" not in tensor.name:
-            found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
-    return found
+            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
+    return sizes
 
 
 def split(named: str | Iterable[Any]) -> list[Path]:
     """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
     if isinstance(named, str) and named.lstrip().startswith("[") and not _expanded(named.strip()).exists():
         named = yaml.safe_load(named)  # as a command line gives a list
-    texts = [str(each) for each in named] if not isinstance(named, str) else [named.strip()]
+    texts = [str(path) for path in named] if not isinstance(named, str) else [named.strip()]
     if len(texts) == 1 and not _expanded(texts[0]).exists():
         texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]
     return [_expanded(text) for text in texts if text]
@@ -185,9 +185,9 @@ def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
     """The shape that the header states, under the name that rows give it."""
     arch, name = printable(opened.text("general.architecture") or ""), _name(path, opened)
     if arch in ARCHS:
-        spec, found = read_spec(opened)
+        spec, findings = read_spec(opened)
         if spec is None:
-            worst = (blocking(found) or found)[0]
+            worst = (blocking(findings) or findings)[0]
             raise StudyError(str(path), f"does not state its shape: {worst.evidence}", worst.mend)
         tied = all(tensor.name != "output.weight" for head in heads for tensor in head.tensors)
         return replace(spec, name=name, tied=tied)
@@ -233,8 +233,8 @@ def _dtype(heads: Sequence[Header]) -> str:
         n_bytes[tensor.type_name] = n_bytes.get(tensor.type_name, 0) + tensor.n_bytes
     most = max(n_bytes, key=lambda name: n_bytes[name], default="")
     said = heads[0].number("general.file_type")
-    known = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
-    dtype = known.get(int(said), most) if said is not None else most
+    names = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
+    dtype = names.get(int(said), most) if said is not None else most
     apart = {t.type_name for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
     floats = ("F32", "F16", "BF16")
     if len(apart) == 1 and dtype not in floats and (kind := apart.copy().pop()) in floats:

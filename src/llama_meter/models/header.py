@@ -70,8 +70,8 @@ class TensorRecord:
     @property
     def type_name(self) -> str:
         """The name of the GGML type, or its number where `gguf` knows none."""
-        known = self.type_id in GGMLQuantizationType._value2member_map_
-        return GGMLQuantizationType(self.type_id).name if known else str(self.type_id)
+        has_name = self.type_id in GGMLQuantizationType._value2member_map_
+        return GGMLQuantizationType(self.type_id).name if has_name else str(self.type_id)
 
     @property
     def shape(self) -> tuple[int, ...]:

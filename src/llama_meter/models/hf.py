@@ -57,12 +57,12 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; ValueError for a name that is there twice, of which each reader may take another value."""
-    found = dict[str, Any]()
+    fields = dict[str, Any]()
     for name, value in pairs:
-        if name in found:
+        if name in fields:
             raise ValueError(f"{printable(name)!r} is there twice")
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def is_there(path: Path) -> bool:
@@ -93,14 +93,14 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """
     if not is_there(folder / INDEX):
         return header(folder / SINGLE)
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for shard, listed in _shards(folder / INDEX).items():
         held = header(folder / shard)
         if wrong := sorted(held.keys() ^ listed):
             where = "is not in the index" if wrong[0] in held else "is in the index, not in the file"
             raise damaged(f"{folder / shard}, tensor {printable(wrong[0])}", where)
-        found |= held
-    return found
+        tensors |= held
+    return tensors
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
@@ -124,7 +124,7 @@ def header(path: Path) -> dict[str, Stored]:
     asked for the values, because NumPy has no BF16. StudyError for what it refuses, and for weights that are no floats.
     """
     size = size_of(path)
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     try:
         with path.open("rb") as file:
             first = file.read(mistaken.LOOKED_AT)
@@ -143,13 +143,13 @@ def header(path: Path) -> dict[str, Stored]:
                 if tensor.dtype not in FLOATS:
                     why = f"has type {tensor.dtype!r}, which cannot be converted"
                     raise StudyError(f"{path}, tensor {printable(name)}", why, f"use weights in {', '.join(FLOATS)}")
-                found[name] = tensor
+                tensors[name] = tensor
                 start += tensor.n_elements * STORED[tensor.dtype].itemsize
     except (OSError, ValueError, RecursionError, MemoryError, SafetensorError) as error:
         raise of_memory(error, str(path)) or damaged(
             path, f"is no whole safetensors file ({printable(error, 300)})"
         ) from error
-    return found
+    return tensors
 
 
 BLOCK_NORMS = {
@@ -210,7 +210,7 @@ class Rule:
 def rules(spec: ModelSpec) -> dict[str, Rule]:
     """The rule of every tensor of a file of this spec, by its GGUF name, in file order."""
     local = {name: (released, 0.0) for name, released in LOCAL.items()} | BLOCK_NORMS | QK_NORMS[spec.arch]
-    found: dict[str, Rule] = {}
+    table: dict[str, Rule] = {}
     for name, shape in spec.tensor_shapes().items():
         if name in OUTER:
             released, offset = OUTER[name]
@@ -220,5 +220,5 @@ def rules(spec: ModelSpec) -> dict[str, Rule]:
             released = f"model.layers.layers.{layer}.{released}"
         if name.endswith("ssm_conv1d.weight"):  # PyTorch's depthwise convolution has an axis of one input channel
             shape = (shape[0], 1, shape[1])
-        found[name] = Rule(released, shape, offset, logarithm=name.endswith("ssm_a"))
-    return found
+        table[name] = Rule(released, shape, offset, logarithm=name.endswith("ssm_a"))
+    return table

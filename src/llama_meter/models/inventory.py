@@ -45,13 +45,13 @@ class Entry:
     files: tuple[FileHere, ...]
 
 
-def entries(known: dict[tuple[str, str], ModelSpec]) -> list[Entry]:
+def entries(models: dict[tuple[str, str], ModelSpec]) -> list[Entry]:
     """Every registered model and scale, and scale "weights" for every released one, in the order of the registry."""
-    specs = dict(known)
-    for (name, scale), spec in known.items():
+    specs = dict(models)
+    for (name, scale), spec in models.items():
         if scale == "shape" and spec.hub:
             specs.setdefault((name, "weights"), replace(spec, scale="weights", sha256={}))
-    order = list(dict.fromkeys(name for name, _ in known))
+    order = list(dict.fromkeys(name for name, _ in models))
     return [_entry(spec) for _, spec in sorted(specs.items(), key=lambda item: order.index(item[0][0]))]
 
 
@@ -79,12 +79,12 @@ def _ggufs(spec: ModelSpec) -> Iterator[FileHere]:
     start = f"{spec.name}.{spec.scale}."
     for path in sorted(p for p in paths.MODELS.glob(f"{start}*.gguf") if not p.name.endswith(".imatrix.gguf")):
         kind, size = path.name.removeprefix(start).removesuffix(".gguf"), path.stat().st_size
-        sha256, found = recorded(path)
+        sha256, summary = recorded(path)
         if not sha256 and size <= SHORT:
             sha256 = tensors.sha256(path)
         pin = spec.sha256.get(kind)
-        found = "differs from its pin" if sha256 and pin and sha256 != pin else found
-        yield FileHere(str(path), kind, size, sha256, found)
+        summary = "differs from its pin" if sha256 and pin and sha256 != pin else summary
+        yield FileHere(str(path), kind, size, sha256, summary)
 
 
 def _released(name: str) -> Iterator[FileHere]:
@@ -107,20 +107,20 @@ def record(path: Path, sha256: str, findings: Iterable[Mapping[str, str]]) -> Pa
     `findings` are the fields of each, `severity` among them; `sha256` is the file's, "" if not computed.
     """
     stat, rows = path.stat(), [dict(finding) for finding in findings]
-    kept = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256, "findings": rows}
+    content = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256, "findings": rows}
     target = _record_path(path)
     with growing(target) as partial:
-        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
     return target
 
 
 def recorded(path: Path) -> tuple[str, str]:
     """The recorded SHA-256 of a file and a summary of its findings; empty where none hold for the bytes there now."""
     try:
-        kept = parsed(_record_path(path).read_bytes())
-        severities = [finding["severity"] for finding in kept["findings"]]
-        same = (kept["size"], kept["mtime_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
-        sha256 = str(kept["sha256"])
+        content = parsed(_record_path(path).read_bytes())
+        severities = [finding["severity"] for finding in content["findings"]]
+        same = (content["size"], content["mtime_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
+        sha256 = str(content["sha256"])
     except FileNotFoundError:
         return "", ""
     except (OSError, ValueError, KeyError, TypeError):

@@ -45,18 +45,18 @@ def checked(parts: Sequence[Path], check: Callable[[], list[Finding]]) -> tuple[
     whole = digests[0] if len(parts) == 1 else sha256_of("".join(digests).encode()).hexdigest()
     first = _noted(parts[0])
     if first.whole != whole:
-        found = [(each.severity, each.code, each.evidence, each.mend) for each in check()]
-        first = msgspec.structs.replace(first, whole=whole, findings=found)
+        rows = [(finding.severity, finding.code, finding.evidence, finding.mend) for finding in check()]
+        first = msgspec.structs.replace(first, whole=whole, findings=rows)
         _note(parts[0], first)
-    return whole, tuple(Finding(*each) for each in first.findings)  # type: ignore[arg-type] # as they were written
+    return whole, tuple(Finding(*row) for row in first.findings)  # type: ignore[arg-type] # as they were written
 
 
 def _noted(path: Path) -> Noted:
     """What is remembered of a file that looks as it did, else what is read of it now."""
     looks = tensors.looks(path)
-    known = _memory().get(str(path.resolve()))
-    if known and known.looks == looks:
-        return known
+    old = _memory().get(str(path.resolve()))
+    if old and old.looks == looks:
+        return old
     new = Noted(looks, tensors.sha256(path))
     if tensors.looks(path) == looks:  # nobody wrote to it meanwhile
         _note(path, new)
@@ -75,10 +75,10 @@ def _note(path: Path, noted: Noted) -> None:
 
 def _memory() -> dict[str, Noted]:
     try:
-        known: dict[str, Noted] = parsed(_place().read_bytes(), dict[str, Noted])
+        memory: dict[str, Noted] = parsed(_place().read_bytes(), dict[str, Noted])
     except (OSError, ValueError):
         return {}
-    return known
+    return memory
 
 
 def _place() -> Path:

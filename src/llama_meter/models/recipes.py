@@ -77,12 +77,12 @@ def recipe(name: str, keep: Sequence[str] = ()) -> Recipe:
 
     Raises StudyError for an unknown name, an unknown type, or a word that is no KIND=TYPE.
     """
-    found = {known.lower(): recipe for known, recipe in RECIPES.items()}.get(name.lower())
-    if found is None and name.upper() in NOT_WRITTEN:
+    base = {key.lower(): recipe for key, recipe in RECIPES.items()}.get(name.lower())
+    if base is None and name.upper() in NOT_WRITTEN:
         raise StudyError(f"type {name.upper()}", *NOT_WRITTEN[name.upper()])
-    if found is None:
+    if base is None:
         raise StudyError(f"recipe {name!r}", f"unknown; known: {NAMES}", CHOOSE)
-    return replace(found, keep=tuple((dict(found.keep) | dict(_exception(word) for word in keep)).items()))
+    return replace(base, keep=tuple((dict(base.keep) | dict(_exception(word) for word in keep)).items()))
 
 
 def by_name(name: str) -> Recipe:
@@ -92,10 +92,10 @@ def by_name(name: str) -> Recipe:
     """
     file_type, *words = name.split("-")
     pairs = tuple(zip(words[::2], words[1::2], strict=False))
-    found = Recipe(file_type, pairs)
+    result = Recipe(file_type, pairs)
     if file_type not in FILE_TYPES or len(words) % 2 or any(dtype not in KEPT for _, dtype in pairs):
         raise StudyError(f"type {name!r}", f"unknown; known: {NAMES}", CHOOSE)
-    return found
+    return result
 
 
 def model_path(name: str, scale: str, dtype: str) -> Path:
@@ -106,10 +106,10 @@ def model_path(name: str, scale: str, dtype: str) -> Path:
     """
     if scale == registry.GIVEN:
         return registry.given_path(name, dtype)
-    known = registry.spec(name, scale)
+    model = registry.spec(name, scale)
     if scale != "weights":
         by_name(dtype)
-    return paths.MODELS / f"{known.name}.{known.scale}.{dtype}.gguf"
+    return paths.MODELS / f"{model.name}.{model.scale}.{dtype}.gguf"
 
 
 def _exception(word: str) -> tuple[str, str]:
@@ -133,8 +133,8 @@ def chosen(name: str | None, file_type: str | None, keep: Sequence[str] = ()) ->
 def default_out(source: Path, recipe: Recipe) -> Path:
     """The default path of a quantized file: beside its source, with the recipe in place of the type."""
     stem, _, last = source.stem.rpartition(".")
-    kept = stem if stem and last.upper() in KEPT else source.stem
-    return source.with_name(f"{kept}.{recipe.name}.gguf")
+    base = stem if stem and last.upper() in KEPT else source.stem
+    return source.with_name(f"{base}.{recipe.name}.gguf")
 
 
 def plan_sizes(source: Path, recipe: Recipe, imatrix: Imatrix | bool = False, requantize: bool = False) -> list[Step]:
@@ -229,7 +229,7 @@ def _check_source(source: Path, table: list[TensorInfo], facts: dict[str, Any], 
     for key in (f"{arch}.block_count", "split.count", *(f"{arch}.{key}" for key in HEADS)):
         value = facts.get(key, 1)
         layers = value if isinstance(value, list) and key.endswith(HEADS) else [value]
-        if not layers or any(type(each) is not int for each in layers):
+        if not layers or any(type(number) is not int for number in layers):
             raise StudyError(str(source), f"{key} is {printable(value)}, and no whole number", mend)
     if int(facts.get("split.count", 1)) > 1:
         raise StudyError(str(source), "is one part of several", "merge the parts with llama-gguf-split --merge")
@@ -240,10 +240,10 @@ def _check_source(source: Path, table: list[TensorInfo], facts: dict[str, Any], 
 
 
 def _check_kinds(source: Path, recipe: Recipe, table: list[TensorInfo]) -> None:
-    known = sorted({tensor.kind for tensor in table if quantizable(tensor)})
+    kinds = sorted({tensor.kind for tensor in table if quantizable(tensor)})
     for kind, dtype in recipe.keep:
-        if kind not in known:
-            why = f"{source.name} has no {kind!r} that could change its type; it has {', '.join(known)}"
+        if kind not in kinds:
+            why = f"{source.name} has no {kind!r} that could change its type; it has {', '.join(kinds)}"
             raise StudyError(f"--keep {kind}={dtype}", why, CHOOSE)
 
 
@@ -254,6 +254,6 @@ def _check_imatrix(imatrix: Imatrix, source: Path, steps: list[Step]) -> None:
             continue
         sums = imatrix.sums.get(step.before.name)
         if sums is None or len(sums) != step.before.shape[-1]:
-            found = "no entry" if sums is None else f"{len(sums)} columns"
-            why = f"has {found} for {step.before.name} of {source.name}: it was computed on another model"
+            entry = "no entry" if sums is None else f"{len(sums)} columns"
+            why = f"has {entry} for {step.before.name} of {source.name}: it was computed on another model"
             raise StudyError("importance matrix", why, offer(f"models quantize {source} --imatrix-text FILE"))

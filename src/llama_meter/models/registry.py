@@ -174,10 +174,10 @@ def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
 
 def _with_values(own: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
     """The full-size entry of the model that `own` names as `like`, with other values in the same tensors."""
-    known = models[own["like"]]
-    return {name: known[name] for name in ("arch", "parameters") if name in known} | {
-        "assumptions": [*known.get("assumptions", ()), f"random weights, {own['values']}"],
-        "shape": known["shape"] | {"values": own["values"]},
+    model = models[own["like"]]
+    return {name: model[name] for name in ("arch", "parameters") if name in model} | {
+        "assumptions": [*model.get("assumptions", ()), f"random weights, {own['values']}"],
+        "shape": model["shape"] | {"values": own["values"]},
     }
 
 
@@ -215,14 +215,14 @@ def spec(name: str, scale: str) -> ModelSpec:
     """The spec of a model at a scale; StudyError listing the known ones when there is none."""
     if scale == GIVEN and name in _given:
         return _given[name]
-    known = load()
-    if scale == "weights" and (name, "shape") in known and known[name, "shape"].hub:
-        return replace(known[name, "shape"], scale=scale)
-    if (name, scale) in known:
-        return known[name, scale]
+    specs = load()
+    if scale == "weights" and (name, "shape") in specs and specs[name, "shape"].hub:
+        return replace(specs[name, "shape"], scale=scale)
+    if (name, scale) in specs:
+        return specs[name, scale]
     if scale == "weights":
         raise StudyError(f"model {name!r}", "no released weights of it are known", offer("models list"))
-    at_scale = [n for n, s in known if s == scale]
+    at_scale = [n for n, s in specs if s == scale]
     if not at_scale:
         raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
     why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
@@ -231,14 +231,14 @@ def spec(name: str, scale: str) -> ModelSpec:
 
 def hub(name: str) -> Hub:
     """The repository of a model's released weights. StudyError for an unknown model or one without a release."""
-    known = {n: spec.hub for (n, _), spec in load().items()}
-    if name not in known:
-        why = f"not in the registry; known: {', '.join(known)}"
+    hubs = {n: spec.hub for (n, _), spec in load().items()}
+    if name not in hubs:
+        why = f"not in the registry; known: {', '.join(hubs)}"
         raise StudyError(f"model {name!r}", why, offer("models list"))
-    found = known[name]
-    if found is None:
+    repository = hubs[name]
+    if repository is None:
         raise StudyError(f"model {name!r}", "no repository of its weights is known", f"add its hub to {MODELS_TOML}")
-    return found
+    return repository
 
 
 def check_dtype(dtype: str) -> None:

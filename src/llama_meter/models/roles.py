@@ -29,8 +29,8 @@ def not_a_model(header: Header) -> Finding | None:
         role = "adapter"
     elif names and all(name.endswith((".in_sum2", ".counts")) for name in names):
         role = "imatrix"
-    if known := ROLES.get(role) or ROLES.get(arch):
-        return block(f"no-model-{role if role in ROLES else arch}", f"is {known[0]}, no model", known[1])
+    if entry := ROLES.get(role) or ROLES.get(arch):
+        return block(f"no-model-{role if role in ROLES else arch}", f"is {entry[0]}, no model", entry[1])
     number, count = split_of(header)
     if count > 1:
         return _part(header.path, number, count)

@@ -97,8 +97,8 @@ def read(folder: Path) -> Snapshot | None:
 
 def held(name: str) -> list[Snapshot]:
     """The complete snapshots of a model, the latest last."""
-    found = [read(folder) for folder in root(name).glob("*") if COMMIT.fullmatch(folder.name)]
-    return sorted((snapshot for snapshot in found if snapshot), key=lambda snapshot: snapshot.fetched)
+    snapshots = [read(folder) for folder in root(name).glob("*") if COMMIT.fullmatch(folder.name)]
+    return sorted((snapshot for snapshot in snapshots if snapshot), key=lambda snapshot: snapshot.fetched)
 
 
 def find(name: str, revision: str | None) -> Snapshot | None:
@@ -114,15 +114,15 @@ def faults(
 
     A pin overrides the record. A pinned file that is missing is a fault, too.
     """
-    found, done = {name: "is pinned, and not there" for name in pins.keys() - snapshot.files.keys()}, 0
+    reasons, done = {name: "is pinned, and not there" for name in pins.keys() - snapshot.files.keys()}, 0
     for name, file in snapshot.files.items():
         _, fault = checked(folder / name, Wanted(name, file.size, pins.get(name, file.sha256)))
         if fault:
-            found[name] = fault
+            reasons[name] = fault
         done += file.size
         if progress:
             progress(done, snapshot.size)
-    return found
+    return reasons
 
 
 def checked(path: Path, file: Wanted) -> tuple[str, str]:

@@ -21,22 +21,22 @@ KEEP = "quantize again with --keep ssm_out=bf16: " + offer("models quantize")
 
 def layout_findings(header: Header) -> list[Finding]:
     """Findings about types, row lengths and places: llama.cpp requires the tensors contiguous and in header order."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     expected = 0
     for tensor in header.tensors:
         name, weights = printable(tensor.name), tensor.block[0]
         if not weights:
-            return [*found, block("tensor-type", unknown_type(tensor), NEWER)]
+            return [*findings, block("tensor-type", unknown_type(tensor), NEWER)]
         if tensor.dims[0] % weights:
             why = f"rows of {name} hold {tensor.dims[0]:,} weights, no multiple of {tensor.type_name}'s {weights}"
-            return [*found, block("tensor-shape", why)]
+            return [*findings, block("tensor-shape", why)]
         if tensor.offset != expected:
-            return [*found, _misplaced(tensor, expected, header.alignment)]
+            return [*findings, _misplaced(tensor, expected, header.alignment)]
         expected += -(-tensor.n_bytes // header.alignment) * header.alignment
     if header.tensors:
         last = header.tensors[-1]
-        found += _cut(header, header.data_start + last.offset + last.n_bytes)
-    return found
+        findings += _cut(header, header.data_start + last.offset + last.n_bytes)
+    return findings
 
 
 def _misplaced(tensor: TensorRecord, expected: int, alignment: int) -> Finding:
@@ -121,7 +121,7 @@ def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
     ]
     if not limits:
         return []
-    lowest = min(limits, key=lambda found: found[0].limit)[0]
+    lowest = min(limits, key=lambda pair: pair[0].limit)[0]
     why = (
         f"ssm_out is {listed(dict.fromkeys(name for _, name in limits))}: {lowest.backend} casts its input to "
         f"{lowest.cast}, which overflows beyond {lowest.limit:,.0f} (half-precision overflow, D5)"

@@ -84,10 +84,10 @@ def table_of(header: Header) -> list[TensorInfo]:
 def metadata(path: Path) -> dict[str, Any]:
     """Scalars and short arrays of a PLaMo GGUF by key; the vocabulary is left out. StudyError as `tensor_table`."""
     header = _open(path)
-    return {key: _told(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
+    return {key: _decoded(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
 
 
-def _told(value: Any) -> Any:
+def _decoded(value: Any) -> Any:
     """A value with arrays as lists and strings decoded."""
     if isinstance(value, list):
         return [text.decode(errors="replace") for text in value]
@@ -108,10 +108,10 @@ def sha256(path: Path) -> str:
 def looks(path: Path) -> tuple[int, int, int, int]:
     """What tells a file from the same one before a change: its inode, size, and both times. StudyError as `sha256`."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
         raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 @functools.lru_cache

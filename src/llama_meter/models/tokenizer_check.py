@@ -32,12 +32,12 @@ def tokenizer_findings(header: Header) -> list[Finding]:
                 "warning", "tokenizer-none", f"{PREFIX}model is {model}: it can be timed, and writes no text", AGAIN
             )
         ]
-    if found := list(_lists(header)):
-        return found
+    if findings := list(_lists(header)):
+        return findings
     tokens: list[bytes] = header.value(f"{PREFIX}tokens")
     scores, types = header.value(f"{PREFIX}scores"), header.value(f"{PREFIX}token_type")
-    found = [*_texts(tokens), *_bytes(tokens, types), *_scores(scores, types)]
-    return found + list(_special(header, tokens))
+    findings = [*_texts(tokens), *_bytes(tokens, types), *_scores(scores, types)]
+    return findings + list(_special(header, tokens))
 
 
 def special_ids(header: Header) -> dict[str, int]:

@@ -78,9 +78,9 @@ def lifelike(tensor: TensorInfo, spread: float, seed: int) -> Iterator[NDArray[A
     n_rows = tensor.n_elements // n_in
     inputs = np.where(np.arange(n_in) % OUTLIER_EVERY == rng.integers(OUTLIER_EVERY), OUTLIER, 1.0)
     inputs *= spread / np.sqrt((inputs**2).mean() * np.exp(2 * ROW_SPREAD**2) * TAIL / (TAIL - 2))
-    each = max(CHUNK // n_in, 1)
-    for start in range(0, n_rows, each):
-        n = min(each, n_rows - start)
+    per_chunk = max(CHUNK // n_in, 1)
+    for start in range(0, n_rows, per_chunk):
+        n = min(per_chunk, n_rows - start)
         rows = np.exp(ROW_SPREAD * rng.standard_normal((n, 1), dtype=np.float32))
         tails = np.sqrt(TAIL / (2 * rng.standard_gamma(TAIL / 2, (n, n_in), dtype=np.float32)))
         drawn = rng.standard_normal((n, n_in), dtype=np.float32) * tails * rows * inputs.astype(np.float32)

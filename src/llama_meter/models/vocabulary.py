@@ -96,8 +96,8 @@ def read_gguf(reader: gguf.GGUFReader) -> Vocabulary:
     """The vocabulary of one of this project's GGUF files. KeyError for a missing field."""
 
     def value(name: str) -> Any:
-        found = reader.get_field(KEY + name)
-        return None if found is None else found.contents()
+        entry = reader.get_field(KEY + name)
+        return None if entry is None else entry.contents()
 
     template = reader.get_field("tokenizer.chat_template")
     special = {role: value(f"{GGUF_ROLE.get(role, role)}_token_id") for role in (*DEFAULTS, "sep")}
@@ -157,7 +157,7 @@ def _check(path: Path, tokens: list[str], types: list[TokenType], ids: dict[str,
 
 def _special(path: Path, config: dict[str, Any], ids: dict[str, int]) -> dict[str, int]:
     """Role → id, from keys such as bos_token, whose value is a text or a table with `content`."""
-    found: dict[str, int] = {}
+    special: dict[str, int] = {}
     for role in (*DEFAULTS, "sep"):
         given = config.get(f"{role}_token") if role != "eot" else None
         text = given.get("content") if isinstance(given, dict) else given
@@ -168,8 +168,8 @@ def _special(path: Path, config: dict[str, Any], ids: dict[str, int]) -> dict[st
             raise StudyError(
                 f"{path}, {role}_token", f"{text!r:.60} is not in tokenizer.jsonl", f"fetch both again: {hf.FETCH}"
             )
-        found[role] = ids[text]
-    return found
+        special[role] = ids[text]
+    return special
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str:

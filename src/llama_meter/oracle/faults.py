@@ -94,7 +94,7 @@ def _swapped(x: np.ndarray) -> np.ndarray:
 
 def _skipping(lost: slice, x: np.ndarray, dt: np.ndarray, a: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
     """The scan, with its second half starting from a state without the first half's `lost` tokens."""
-    kept = np.delete(np.arange(len(x)), lost)
-    first, second = layers.scan(x, dt, a, B, C), layers.scan(x[kept], dt[kept], a, B[kept], C[kept])
+    rest = np.delete(np.arange(len(x)), lost)
+    first, second = layers.scan(x, dt, a, B, C), layers.scan(x[rest], dt[rest], a, B[rest], C[rest])
     half = len(x) // 2
     return np.concatenate([first[:half], second[half - len(x) :]])

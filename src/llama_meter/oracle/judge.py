@@ -45,18 +45,18 @@ def judge(
     Raises KeyError for a part that the engine did not report.
     """
     free = forced = oracle.embedded(tokens)
-    found, planted = Judged(free), set[int]() if parts_only else _first_and_last(oracle)
+    judged, planted = Judged(free), set[int]() if parts_only else _first_and_last(oracle)
     for layer in range(oracle.n_layer):
         for part, adds in (("mixer", oracle.mixed), ("feed-forward", oracle.fed)):
             added, seen = adds(layer, forced), sums[layer, part]
-            found.parts.setdefault(part, []).append(relative_error(seen - forced, added))
+            judged.parts.setdefault(part, []).append(relative_error(seen - forced, added))
             if part == "mixer" and layer in planted:
-                _plant(oracle, layer, forced, added, found.faults)
+                _plant(oracle, layer, forced, added, judged.faults)
             free = free if parts_only else free + adds(layer, free)
             forced = seen
-    found.head = relative_error(engine_logits, oracle.head(forced))
-    found.logits = found.logits if parts_only else oracle.head(free)
-    return found
+    judged.head = relative_error(engine_logits, oracle.head(forced))
+    judged.logits = judged.logits if parts_only else oracle.head(free)
+    return judged
 
 
 def _first_and_last(oracle: Oracle) -> set[int]:

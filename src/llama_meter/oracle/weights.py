@@ -135,7 +135,7 @@ class Weights:
         """How much larger each sum of 32 inputs, (n_tokens, in / 32), was before rounding; None: does not matter."""
         if kind not in (*self._stepped, *self._together):
             return None
-        before, after = (each.reshape(len(at), -1, Q8_BLOCK).sum(-1) for each in (exact, near))
+        before, after = (values.reshape(len(at), -1, Q8_BLOCK).sum(-1) for values in (exact, near))
         stepped = at >= (np.inf if self._stepped_from is None else self._stepped_from)
         met = np.where(stepped, kind in self._stepped, kind in self._together)
         with np.errstate(over="ignore"):  # a sum beyond F16 is infinite in the engine, too

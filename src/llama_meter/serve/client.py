@@ -119,8 +119,10 @@ def _calls(value: Any) -> str:
     """Names and arguments of called functions; their ids are drawn anew for each answer."""
     calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
     functions = [call.get("function") or call for call in calls]
-    words = [each.get(name) for each in functions if isinstance(each, dict) for name in ("name", "arguments")]
-    return "".join(each for each in words if isinstance(each, str))
+    words = [
+        function.get(name) for function in functions if isinstance(function, dict) for name in ("name", "arguments")
+    ]
+    return "".join(word for word in words if isinstance(word, str))
 
 
 @dataclass(frozen=True)
@@ -316,12 +318,12 @@ async def ask_whole(web: http.Client, target: Target, prompt: Prompt) -> tuple[s
             body = await http.whole(reply)
             if reply.status_code != 200:
                 raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[: http.SAID])
-            told: Event = parsed(body, Event)
-            counts = [_count(told.usage, name) for name in ("prompt_tokens", "completion_tokens")]
-            if not told.choices or None in counts:
+            event: Event = parsed(body, Event)
+            counts = [_count(event.usage, name) for name in ("prompt_tokens", "completion_tokens")]
+            if not event.choices or None in counts:
                 raise ValueError("no answer, or no count of its tokens")
             n_prompt, n_gen = (count or 0 for count in counts)
-            return told.choices[0].said.answer(), n_prompt, n_gen
+            return event.choices[0].said.answer(), n_prompt, n_gen
     except (http.TransportError, ValueError) as error:
         why = f"no answer to a plain request ({http.said(error)})"
         raise StudyError(target.path, why, "look at the server's log") from None
@@ -349,13 +351,13 @@ async def _read(web: http.Client, target: Target, answer: Answer, top: int, quie
                 if data == b"[DONE]":
                     ended = True
                     break
-                told: Event = parsed(data, Event)
-                if told.error or told.object == "error":
-                    answer.status, answer.room = _count(told.error, "code") or 0, _room(data)
+                event: Event = parsed(data, Event)
+                if event.error or event.object == "error":
+                    answer.status, answer.room = _count(event.error, "code") or 0, _room(data)
                     answer.failure = f"the server says: {_reason(data)}"[: http.SAID]
                     return
                 n_chunks = len(answer.chunk_ns)
-                _take(answer, told, stamp)
+                _take(answer, event, stamp)
                 if len(answer.chunk_ns) > n_chunks and turn != last:
                     answer.bursts, last = answer.bursts + 1, turn
                 if closely:
@@ -370,17 +372,17 @@ async def _read(web: http.Client, target: Target, answer: Answer, top: int, quie
             answer.failure = "the stream ended before its end"
 
 
-def _take(answer: Answer, told: Event, stamp: int) -> None:
+def _take(answer: Answer, event: Event, stamp: int) -> None:
     """Add one event to an answer, skipping empty texts. ValueError for an impossible token count."""
-    if told.usage:
-        answer.n_prompt = _counted(answer, told.usage, "prompt_tokens") or answer.n_prompt
-        answer.n_gen = _counted(answer, told.usage, "completion_tokens") or answer.n_gen
+    if event.usage:
+        answer.n_prompt = _counted(answer, event.usage, "prompt_tokens") or answer.n_prompt
+        answer.n_gen = _counted(answer, event.usage, "completion_tokens") or answer.n_gen
         if answer.n_gen > answer.prompt.n_gen + MOST_MORE:
             raise ValueError(f"{answer.n_gen:,} tokens counted, {answer.prompt.n_gen:,} requested")
-    if told.timings:
-        numbers = {name: value for name, value in told.timings.items() if isinstance(value, int | float)}
+    if event.timings:
+        numbers = {name: value for name, value in event.timings.items() if isinstance(value, int | float)}
         answer.timings = {name: float(value) for name, value in numbers.items()}
-    for choice in told.choices or ():
+    for choice in event.choices or ():
         text, beside = choice.said.answer(), choice.said.beside()
         answer.thought += bool(beside and not text)
         answer.finished |= choice.finish_reason is not None
@@ -419,15 +421,15 @@ def _note_unknown(answer: Answer, data: bytes) -> None:
 def _likeliest(answer: Answer, logs: msgspec.Raw) -> list[tuple[str, float]]:
     """Text of each token and the likeliest one's lead over the second (nats), from either format; [] for another."""
     try:
-        told: Logs | None = parsed(logs, Logs | None)
+        probs: Logs | None = parsed(logs, Logs | None)
     except ValueError:
         answer.ignored.add("log probabilities of another form")
-        told = None
-    if not told:
+        probs = None
+    if not probs:
         return []
-    if told.content:
-        return [(each.token, _gap([top.logprob for top in each.top_logprobs or ()])) for each in told.content]
-    pairs = zip(told.tokens or (), told.top_logprobs or (), strict=False)
+    if probs.content:
+        return [(entry.token, _gap([top.logprob for top in entry.top_logprobs or ()])) for entry in probs.content]
+    pairs = zip(probs.tokens or (), probs.top_logprobs or (), strict=False)
     return [(token, _gap(list(top.values()) if top else [])) for token, top in pairs]
 
 
@@ -498,6 +500,6 @@ ROOMS = (  # how a refusal tells of the context; llama-server's own field first
 def _room(body: bytes) -> int:
     """Tokens of the context that a request exceeded, as its refusal says; 0 where it says none."""
     text = body[:MOST_REASON].decode(errors="replace")
-    match = next(filter(None, (each.search(text) for each in ROOMS)), None)
+    match = next(filter(None, (pattern.search(text) for pattern in ROOMS)), None)
     digits = next(filter(None, match.groups())).replace(",", "") if match else ""
     return int(digits) if 0 < len(digits) < 10 else 0

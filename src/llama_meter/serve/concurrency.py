@@ -109,9 +109,9 @@ def recorded() -> list[Served]:
 def record(runs: Sequence[Served]) -> None:
     """Keep runs as the reference machine's, in place of those of the same build, model, slots and number at once."""
     key = lambda run: (run.build, run.model, run.slots, run.at_once)  # noqa: E731 # said once, used twice
-    kept = {key(run): run for run in [*recorded(), *runs]}
+    by_key = {key(run): run for run in [*recorded(), *runs]}
     with growing(RECORD) as partial:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(list(kept.values())), indent=1) + b"\n")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(list(by_key.values())), indent=1) + b"\n")
 
 
 def _prompts() -> list[Prompt]:

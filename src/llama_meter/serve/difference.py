@@ -33,12 +33,12 @@ def difference(alone: Answer, answer: Answer) -> Difference | None:
 
     The gap is NaN where the server gave no log probabilities.
     """
-    known, said = alone.text, answer.text
+    text, said = alone.text, answer.text
     if answer.failure:
-        known = known[: len(said)]
-    if known == said:
+        text = text[: len(said)]
+    if text == said:
         return None
-    at = next((i for i, (a, b) in enumerate(zip(known, said, strict=False)) if a != b), min(len(known), len(said)))
+    at = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
     token = _token_at(alone.tokens or alone.texts, at)
     return Difference(token, alone.gaps[token] if token < len(alone.gaps) else float("nan"))
 

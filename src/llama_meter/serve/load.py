@@ -57,26 +57,26 @@ class Loaded:
 
 async def closed(web: http.Client, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
     """Closed loop: `n_clients` clients, each sending the next prompt when its answer is complete."""
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
 
     async def one() -> None:
         for number, prompt in left:
-            found[number] = await client.ask(web, target, prompt)
+            answers[number] = await client.ask(web, target, prompt)
 
     async with _Ticking() as ticking:
         begin = clock()
         await asyncio.gather(*(one() for _ in range(n_clients)))
-    return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
+    return Loaded([answers[number] for number in sorted(answers)], begin, ticking.lag_ns())
 
 
 async def opened(web: http.Client, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]) -> Loaded:
     """Open loop: each prompt at its arrival time (ascending seconds from the start), whatever became of the others."""
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     async with _Ticking() as ticking:
         begin = clock()
-        await each_at(web, target, zip(prompts, arrivals_s, strict=True), begin, found.__setitem__)
-    return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
+        await each_at(web, target, zip(prompts, arrivals_s, strict=True), begin, answers.__setitem__)
+    return Loaded([answers[number] for number in sorted(answers)], begin, ticking.lag_ns())
 
 
 async def each_at(
@@ -116,7 +116,9 @@ async def sought(
         rate = (low * high) ** 0.5
         due = arrivals("poisson", len(prompts), rate, seed + number)
         loaded = await opened(web, target, prompts, due)
-        met = [OBJECTIVES[cell.scale].met_by(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
+        met = [
+            OBJECTIVES[cell.scale].met_by(answer.due_ns, answer.token_ns, answer.failure) for answer in loaded.answers
+        ]
         share = sum(met) / len(prompts)
         steps.append((rate, share, loaded.late_ns / 1e9))
         if share >= ENOUGH:

@@ -134,7 +134,7 @@ async def _greeted(web: http.Client, ask: Ask, say: Say, ignored: set[str]) -> t
     for turn, pause in enumerate(chain(PAUSES_S, repeat(PAUSES_S[-1]))):
         listed = await _listed(web, ask.target.url)
         name = _chosen(listed, ask.target)
-        server = next((SERVERS.get(each.owned_by, "unknown") for each in listed if each.id == name), "unknown")
+        server = next((SERVERS.get(model.owned_by, "unknown") for model in listed if model.id == name), "unknown")
         target, first = await _answered(web, replace(ask.target, model=name, usual=KNOWN.get(server, {})))
         if first.status != UNREADY or time.monotonic() + pause > until:
             break
@@ -210,7 +210,7 @@ async def _answered(web: http.Client, target: Target) -> tuple[Target, Answer]:
         met.append((candidate, first))
         if first.status not in (400, 404, 405, 422, 501):
             break
-    return next((each for each in met if each[1].status not in (404, 405)), met[-1])
+    return next((attempt for attempt in met if attempt[1].status not in (404, 405)), met[-1])
 
 
 def _refused_fields(target: Target, answer: Answer) -> set[str]:

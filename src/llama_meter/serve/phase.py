@@ -139,15 +139,15 @@ def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
     logs: dict[str, np.ndarray] = {}
     for name in ("prompt", "output", "load"):
         grown = [
-            np.log(changed[name](each[name]) / changed[name](each["usual"])) if name in changed else np.log(FACTOR)
-            for each in rounds
+            np.log(changed[name](turn[name]) / changed[name](turn["usual"])) if name in changed else np.log(FACTOR)
+            for turn in rounds
         ]
-        taken = [np.log(each[name].whole / each["usual"].whole) for each in rounds]
+        taken = [np.log(turn[name].whole / turn["usual"].whole) for turn in rounds]
         logs[name] = np.array(taken) / np.where(np.array(grown) > 0, grown, np.nan)
     elasticities = {name: _interval(values) for name, values in logs.items()}
     shares = {name: _interval(np.array(values)) for name, values in _shares(rounds).items()}
     seconds = {
-        f"{part} {how}": float(np.median([getattr(each[name], attribute) for each in rounds]))
+        f"{part} {how}": float(np.median([getattr(turn[name], attribute) for turn in rounds]))
         for name, how in (("alone", "alone"), ("usual", "under load"))
         for attribute, part in (("ttft", "first token"), ("whole", "whole answer"))
     }
@@ -168,7 +168,7 @@ def _held_back(rounds: list[dict[str, Seen]]) -> str:
 
     Judged by one request at a time: a client that is late finds several pieces waiting too.
     """
-    alone = [each["alone"] for each in rounds]
+    alone = [turn["alone"] for turn in rounds]
     tokens, pieces, bursts = (
         float(np.median([getattr(seen, name) for seen in alone])) for name in ("output_tokens", "pieces", "bursts")
     )
@@ -181,13 +181,13 @@ def _held_back(rounds: list[dict[str, Seen]]) -> str:
 
 def _shares(rounds: list[dict[str, Seen]]) -> dict[str, list[float]]:
     """Shares of a request's time under the usual load, by round: queue, prefill and decode."""
-    found: dict[str, list[float]] = {"queue": [], "prefill": [], "decode": []}
-    for each in rounds:
-        usual, alone = each["usual"], each["alone"]
-        found["queue"].append(max(usual.ttft - alone.ttft, 0.0) / usual.whole)
-        found["prefill"].append(min(alone.ttft, usual.ttft) / usual.whole)
-        found["decode"].append((usual.whole - usual.ttft) / usual.whole)
-    return found
+    shares: dict[str, list[float]] = {"queue": [], "prefill": [], "decode": []}
+    for turn in rounds:
+        usual, alone = turn["usual"], turn["alone"]
+        shares["queue"].append(max(usual.ttft - alone.ttft, 0.0) / usual.whole)
+        shares["prefill"].append(min(alone.ttft, usual.ttft) / usual.whole)
+        shares["decode"].append((usual.whole - usual.ttft) / usual.whole)
+    return shares
 
 
 def _interval(values: np.ndarray) -> Interval:
@@ -226,8 +226,8 @@ def _verdict(logs: dict[str, np.ndarray], rounds: list[dict[str, Seen]], loads: 
 
 def _late_of_request(loads: Iterable[Loaded]) -> float:
     """Client lag (95th percentile) as a share of the median chunk gap, median over loads."""
-    found = []
+    lags = []
     for loaded in loads:
         if gaps := loaded.gaps_ns:
-            found.append(loaded.late_ns / max(float(np.median(gaps)), 1.0))
-    return float(np.median(found)) if found else 0.0
+            lags.append(loaded.late_ns / max(float(np.median(gaps)), 1.0))
+    return float(np.median(lags)) if lags else 0.0

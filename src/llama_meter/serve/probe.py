@@ -90,13 +90,13 @@ async def _probe(ask: Ask, say: Say) -> Report:
         half = (time.monotonic() + until) / 2
         grace = min(GRACE_S, ask.seconds / 2)
         late = right.unknown(LATE)
-        found = await _in_time(right.ask(web, target, ask.concurrency, half, ask.top), half + grace, late)
+        judgement = await _in_time(right.ask(web, target, ask.concurrency, half, ask.top), half + grace, late)
         say("the prompt, the answer and the load doubled, one at a time")
         binds = await _in_time(phase.binding(web, ask, until, ignored), until + grace, phase.cannot(LATE))
     spent = time.monotonic() - begin
     return Report(
-        url=target.url, server=server, model=target.model, budget=ask.budget(), seconds=spent, right=found, phase=binds,
-        requests=target.allowance.asked if target.allowance else 0, ignored=sorted(ignored),
+        url=target.url, server=server, model=target.model, budget=ask.budget(), seconds=spent, right=judgement,
+        phase=binds, requests=target.allowance.asked if target.allowance else 0, ignored=sorted(ignored),
     )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ async def _alone(web: http.Client, target: Target, of_all: Sequence[Prompt], top
         if any(answer.failure for answer in first):
             return [[answer] for answer in first]
     turns = [first]
-    for _ in range((ALONE if _known(first) else ALONE_UNKNOWN) - 1):
+    for _ in range((ALONE if _has_leads(first) else ALONE_UNKNOWN) - 1):
         turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
     return [list(answers) for answers in zip(*turns, strict=True)]
 
@@ -185,26 +185,26 @@ async def _gone(web: http.Client, target: Target, prompt: Prompt, until: float) 
     return ""
 
 
-def _known(answers: Sequence[Answer]) -> bool:
+def _has_leads(answers: Sequence[Answer]) -> bool:
     return all(any(gap == gap for gap in answer.gaps) for answer in answers)
 
 
 def _parting(alone: Sequence[Answer], answer: Answer) -> Difference | None:
     """Where an answer parts from the one alone that it follows furthest; None where it is one of them."""
-    found = [difference(each, answer) for each in alone]
-    return None if None in found else max((each for each in found if each), key=lambda each: each.token)
+    partings = [difference(reference, answer) for reference in alone]
+    return None if None in partings else max(filter(None, partings), key=lambda parting: parting.token)
 
 
 def changing(alone: Sequence[Sequence[Answer]]) -> int:
     """How many prompts get answers alone that differ by more than a near-tie."""
     partings = [[_parting(answers[:1], answer) for answer in answers[1:]] for answers in alone]
-    return sum(any(each and not each.is_near_tie for each in of_one) for of_one in partings)
+    return sum(any(parting and not parting.is_near_tie for parting in of_one) for of_one in partings)
 
 
 def _ways(alone: Sequence[Answer], answer: Answer) -> tuple[int, str]:
     """Where an answer parts from the one alone that it follows furthest (characters), and what stands there."""
     said = answer.text
-    at = max(_common(each.text, said) for each in alone)
+    at = max(_common(reference.text, said) for reference in alone)
     return at, said[at : at + 1]
 
 
@@ -220,44 +220,44 @@ def judged(asked: Asked) -> Rightness:
     tied: dict[int, float] = {}
     ways: dict[int, set[tuple[int, str]]] = {}  # of prompts whose leads are not known
     for number, answer in compared:
-        if not (found := _parting(alone[number], answer)):
+        if not (parting := _parting(alone[number], answer)):
             continue
-        kind = "near_ties" if found.is_near_tie else "other" if found.gap >= 0 else "unknown"
+        kind = "near_ties" if parting.is_near_tie else "other" if parting.gap >= 0 else "unknown"
         counts[kind] += 1
         if kind == "near_ties":
-            tied[number] = max(found.gap, tied.get(number, 0.0))
+            tied[number] = max(parting.gap, tied.get(number, 0.0))
         else:
-            tokens[number] = min(found.token, tokens.get(number, found.token))
+            tokens[number] = min(parting.token, tokens.get(number, parting.token))
         if kind == "unknown":
             ways.setdefault(number, set()).add(_ways(alone[number], answer))
-    turned = sum(len(each) >= SEVERAL for each in ways.values()) >= SEVERAL or len(ways) > MOST
+    turned = sum(len(way) >= SEVERAL for way in ways.values()) >= SEVERAL or len(ways) > MOST
     if turned:
         counts = counts | {"other": counts["other"] + counts["unknown"], "unknown": 0}
-    told: dict[str, Any] = counts | {
+    facts: dict[str, Any] = counts | {
         "compared": len(compared),
         "identical": sum(len(answers) for _, answers in asked.copies),
         "distinct": max((len({a.text for a in answers if not a.failure}) for _, answers in asked.copies), default=0),
         "failed": sum(bool(answer.failure) for _, answer in compared),
         "prompts": {str(number + 1): token for number, token in sorted(tokens.items())},
-        "log_probabilities": _known([answers[0] for answers in alone]),
+        "log_probabilities": _has_leads([answers[0] for answers in alone]),
         "gap": max(tied.values(), default=0.0),
     }
-    verdict, why = _verdict(asked, told, len(tied), len(ways))
-    return Rightness(verdict=verdict, why=why, misses=_missed(verdict, asked, told), **told)
+    verdict, why = _verdict(asked, facts, len(tied), len(ways))
+    return Rightness(verdict=verdict, why=why, misses=_missed(verdict, asked, facts), **facts)
 
 
-def _verdict(asked: Asked, told: dict[str, Any], tied: int, unsure: int) -> tuple[Right, str]:
-    n, failed = told["compared"], [answer.failure for _, answer in asked.compared if answer.failure]
-    if told["other"]:
-        which = " and ".join(told["prompts"])
-        why = f"{told['other']} of {n} answers differ: prompt {which}, from token {min(told['prompts'].values())}"
+def _verdict(asked: Asked, facts: dict[str, Any], tied: int, unsure: int) -> tuple[Right, str]:
+    n, failed = facts["compared"], [answer.failure for _, answer in asked.compared if answer.failure]
+    if facts["other"]:
+        which = " and ".join(facts["prompts"])
+        why = f"{facts['other']} of {n} answers differ: prompt {which}, from token {min(facts['prompts'].values())}"
         return "wrong", why + (f"; then the server was gone ({failed[-1]})" if asked.gone else "")
     if asked.gone:
         return "wrong", f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
     if changed := changing(asked.alone):
         return "cannot tell", f"{changed} of {PROMPTS} prompts get another answer alone: it samples, or has other users"
     if unsure:
-        why = f"{told['unknown']} answers to {unsure} of {PROMPTS} prompts differ, which rounding may do"
+        why = f"{facts['unknown']} answers to {unsure} of {PROMPTS} prompts differ, which rounding may do"
         return "cannot tell", why + "; the server gives no log probabilities there"
     if failed:
         return "cannot tell", f"{len(failed)} of {n} failed: {failed[0]}"
@@ -268,7 +268,7 @@ def _verdict(asked: Asked, told: dict[str, Any], tied: int, unsure: int) -> tupl
     if len(texts := {answers[0].text for answers in asked.alone}) == 1:
         same = "the same answer" if texts.pop() else "no text"
         return "cannot tell", f"all prompts get {same} alone, so that mixed ones would look right"
-    near = f", {told['near_ties']} but for a near-tie" if told["near_ties"] else ""
+    near = f", {facts['near_ties']} but for a near-tie" if facts["near_ties"] else ""
     return "right", f"{n} answers given beside others are those given alone{near}"
 
 
@@ -280,8 +280,8 @@ MISSED: dict[Right, str] = {
 }
 
 
-def _missed(verdict: Right, asked: Asked, told: dict[str, Any]) -> str:
+def _missed(verdict: Right, asked: Asked, facts: dict[str, Any]) -> str:
     """What a verdict would miss or mistake. None of n answers wrong bounds their share by 3 / n with 95 %."""
-    said = MISSED[verdict].format(n=asked.n, rare=max(told["compared"] // 3, 1), tie=NEAR_TIE)
+    said = MISSED[verdict].format(n=asked.n, rare=max(facts["compared"] // 3, 1), tie=NEAR_TIE)
     alike = PROMPTS - len({answers[0].text for answers in asked.alone})
     return said + (f"; {alike} of {PROMPTS} answers alone are repeated ones" if alike and verdict == "right" else "")

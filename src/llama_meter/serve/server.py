@@ -80,8 +80,8 @@ class Server:
 
     def assertion(self) -> str:
         """The failed assertion in its log; empty for none."""
-        found = ASSERT.search(self.log())
-        return found.group(0) if found else ""
+        match = ASSERT.search(self.log())
+        return match.group(0) if match else ""
 
     def log(self) -> str:
         """The end of its log, without the folders of its build."""
@@ -233,12 +233,14 @@ def _listens(pid: int, port: int) -> bool:
     """Whether a process, or one that it started, is what listens on a port; also where the system does not say."""
     try:
         own = psutil.Process(pid)
-        found = [each for one in (own, *own.children(recursive=True)) for each in one.net_connections("tcp")]
+        connections = [
+            connection for one in (own, *own.children(recursive=True)) for connection in one.net_connections("tcp")
+        ]
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:
         return True
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
+    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in connections)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

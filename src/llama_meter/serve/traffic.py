@@ -70,12 +70,12 @@ async def look(web: http.Client, target: Target) -> dict[str, float]:
 
 def parsed(text: str) -> dict[str, float]:
     """Numbers by name from Prometheus's text format; those of one name with several labels are summed."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for line in text.splitlines():
         if read := COUNTER.match(line):
             number = float(read["number"])
-            found[read["name"]] = found.get(read["name"], 0.0) + (number if number < MOST_COUNTED else 0.0)
-    return found
+            totals[read["name"]] = totals.get(read["name"], 0.0) + (number if number < MOST_COUNTED else 0.0)
+    return totals
 
 
 def between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Traffic:
@@ -92,5 +92,5 @@ def between(before: Mapping[str, float], after: Mapping[str, float], seconds: fl
             shares = {phase: grown[name] / spent for phase, name in phases.items()}
             read, written = (grown[name] for name in TOKENS[server])
             return Traffic(seconds=seconds, prompt_tokens=read, output_tokens=written, shares=shares)
-    known = " or ".join(SECONDS)
-    raise StudyError("/metrics", f"counts nothing that {known} counts", "probe without --watch")
+    servers = " or ".join(SECONDS)
+    raise StudyError("/metrics", f"counts nothing that {servers} counts", "probe without --watch")

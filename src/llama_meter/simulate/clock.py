@@ -53,10 +53,10 @@ class Simulated:
         elif many:
             self.now += self.model.seconds(many, keys, chunk, before) * self._both[n]
         else:
-            known = self._chunks.get((chunk, before))
-            if known is None:
-                known = self._chunks[chunk, before] = self.model.seconds(0, 0, chunk, before)
-            self.now += known * self._chunk[n]
+            seconds = self._chunks.get((chunk, before))
+            if seconds is None:
+                seconds = self._chunks[chunk, before] = self.model.seconds(0, 0, chunk, before)
+            self.now += seconds * self._chunk[n]
         return self.now
 
     def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:

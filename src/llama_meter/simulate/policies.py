@@ -99,8 +99,8 @@ def named(name: str) -> Policy:
         return PLAIN[name]()
     if words in SIZED and number.isdecimal() and int(number) > 0:
         return SIZED[words](int(number))
-    known = ", ".join([*PLAIN, *(f"{sized} N" for sized in SIZED)])
-    raise StudyError(f"policy {name!r}", f"unknown; known: {known}", "choose one of them")
+    names = ", ".join([*PLAIN, *(f"{sized} N" for sized in SIZED)])
+    raise StudyError(f"policy {name!r}", f"unknown; known: {names}", "choose one of them")
 
 
 def chunk(name: str) -> int:

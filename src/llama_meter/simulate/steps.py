@@ -106,7 +106,7 @@ class StepModel:
             return self.base[at] + self.slope[at] * before
         left, right = self.sizes[at - 1], self.sizes[at]
         share = (chunk - left) / (right - left)
-        base, slope = (each[at - 1] * (1 - share) + each[at] * share for each in (self.base, self.slope))
+        base, slope = (values[at - 1] * (1 - share) + values[at] * share for values in (self.base, self.slope))
         return base + slope * before
 
     def of(self, calls: Calls) -> np.ndarray:
@@ -127,8 +127,8 @@ class StepModel:
         sizes, at = np.array(self.sizes), np.searchsorted(self.sizes, size).clip(0, len(self.sizes) - 1)
         share = (size - sizes[at - 1]) / np.maximum(sizes[at] - sizes[at - 1], 1)
         base, slope = (
-            np.where(sizes[at] == size, each[at], each[at - 1] * (1 - share) + each[at] * share)
-            for each in map(np.array, (self.base, self.slope))
+            np.where(sizes[at] == size, values[at], values[at - 1] * (1 - share) + values[at] * share)
+            for values in map(np.array, (self.base, self.slope))
         )
         inside = (low <= size) & (size <= high) & (before <= self.range.before)
         return np.where(inside, base + slope * before, np.nan)  # type: ignore[no-any-return]
@@ -138,7 +138,7 @@ class StepModel:
 
     def slower(self, pace: float) -> "StepModel":
         """The model of a machine whose calls take `pace` times as long; wake-up times stay."""
-        step, base, slope = (tuple(pace * each for each in of) for of in (self.step, self.base, self.slope))
+        step, base, slope = (tuple(pace * value for value in of) for of in (self.step, self.base, self.slope))
         slow = replace(self, step=step, base=base, slope=slope, per_key=pace * self.per_key, moving=pace * self.moving)
         slow.__dict__.update(drawn=self.drawn, wakings=self.wakings)  # the same residuals, drawn once
         return slow
@@ -165,11 +165,11 @@ class StepModel:
     @cached_property
     def drawn(self) -> dict[str, list[float]]:
         """Residuals for a simulation, by kind (DRAWN each): stretches of successive calls, in an order drawn once."""
-        rng, found = np.random.default_rng(0), {}
+        rng, series = np.random.default_rng(0), {}
         for name, factors in self.factors.items():
             starts = rng.integers(0, len(factors), DRAWN // STRETCH)
-            found[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
-        return found
+            series[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
+        return series
 
     @cached_property
     def wakings(self) -> list[float]:
@@ -184,11 +184,11 @@ class StepModel:
 
 def told(*numbers: Any) -> bytes:
     """Sequences or arrays of numbers, to nine digits, in bytes: a fit differs between processors in its last digits."""
-    found = []
-    for each in numbers:
-        mantissa, exponent = np.frexp(np.asarray(each, float))
-        found += [np.rint(np.ldexp(mantissa, BITS)).tobytes(), exponent.tobytes(), b";"]
-    return b"".join(found)
+    parts = []
+    for values in numbers:
+        mantissa, exponent = np.frexp(np.asarray(values, float))
+        parts += [np.rint(np.ldexp(mantissa, BITS)).tobytes(), exponent.tobytes(), b";"]
+    return b"".join(parts)
 
 
 def fit(
@@ -244,23 +244,23 @@ def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
     """Measured over fitted by kind of call, or of all calls where a kind has none; calls out of range are left out."""
     over, kinds = calls.seconds / model.of(calls), calls.kinds
     inside = ~np.isnan(over)
-    found = {name: over[inside & (kinds == name)] for name in ("step", "chunk", "both")}
-    every = np.concatenate(list(found.values()))
-    return {name: values if len(values) else every for name, values in found.items()}
+    by_kind = {name: over[inside & (kinds == name)] for name in ("step", "chunk", "both")}
+    every = np.concatenate(list(by_kind.values()))
+    return {name: values if len(values) else every for name, values in by_kind.items()}
 
 
 def _steps(steps: Calls) -> tuple[dict[int, float], float]:
     """Seconds by number of sequences, and seconds per token held: the same for all numbers, never negative."""
-    known = [n for n in np.unique(steps.decoding).tolist() if (steps.decoding == n).sum() >= LEAST]
+    counts = [n for n in np.unique(steps.decoding).tolist() if (steps.decoding == n).sum() >= LEAST]
     centred_keys, centred_seconds = [], []
-    for n in known:
+    for n in counts:
         of = steps.decoding == n
         centred_keys.append(steps.keys[of] - np.median(steps.keys[of]))
         centred_seconds.append(steps.seconds[of] - np.median(steps.seconds[of]))
-    per_key = _slope(np.concatenate(centred_keys), np.concatenate(centred_seconds)) if known else 0.0
+    per_key = _slope(np.concatenate(centred_keys), np.concatenate(centred_seconds)) if counts else 0.0
     return {
         n: float(np.median(steps.seconds[steps.decoding == n] - per_key * steps.keys[steps.decoding == n]))
-        for n in known
+        for n in counts
     }, per_key
 
 
@@ -273,11 +273,11 @@ def _chunks(chunks: Calls) -> tuple[tuple[int, ...], tuple[float, ...], tuple[fl
         if len(np.unique(chunks.before[of])) >= SLOPED:
             centred = chunks.seconds[of] - np.median(chunks.seconds[of])
             slopes[n] = _slope(chunks.before[of] - np.median(chunks.before[of]), centred)
-    known = sorted(slopes)
-    slope = np.interp(sizes, known, [slopes[n] for n in known]) if known else np.zeros(len(sizes))
+    anchors = sorted(slopes)
+    slope = np.interp(sizes, anchors, [slopes[n] for n in anchors]) if anchors else np.zeros(len(sizes))
     base = [
-        float(np.median((chunks.seconds - each * chunks.before)[chunks.chunk == n]))
-        for n, each in zip(sizes, slope, strict=True)
+        float(np.median((chunks.seconds - rate * chunks.before)[chunks.chunk == n]))
+        for n, rate in zip(sizes, slope, strict=True)
     ]
     return tuple(sizes), tuple(base), tuple(slope.tolist())
 

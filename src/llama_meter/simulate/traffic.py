@@ -98,7 +98,7 @@ def _requests(path: Path, lines: Any, most: int) -> Load:
 
 def _line(path: Path, number: int, fields: list[str], where: list[int]) -> tuple[float, int, int]:
     what = f"{path}, line {number}"
-    found: list[float] = []
+    values: list[float] = []
     for name, at in zip(COLUMNS, where, strict=True):
         text = fields[at].strip() if at < len(fields) else ""
         try:
@@ -109,5 +109,5 @@ def _line(path: Path, number: int, fields: list[str], where: list[int]) -> tuple
         least = 0 if name == "arrives" else 1
         if not least <= value < float("inf"):
             raise StudyError(what, f"{name} is {text}, and must be {least} or more", "mend the line")
-        found.append(value)
-    return found[0], int(found[1]), int(found[2])
+        values.append(value)
+    return values[0], int(values[1]), int(values[2])

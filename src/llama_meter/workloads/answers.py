@@ -50,11 +50,11 @@ def run(cell: Answers, path: Path, stage: Callable[[str], None]) -> Measured:
         for call in calls(len(prompts), cell.n_clients):
             logits, tokens, _, stamps = _answered(session, [prompts[n] for n in call], cell.n_gen, began)
             for place, n in enumerate(call):
-                known, said, leads, _ = alone[n]
+                expected, said, leads, _ = alone[n]
                 parts = np.flatnonzero(tokens[place] != said[0])
                 series["differs"].append(float(parts[0]) if len(parts) else SAME)
                 series["gap"].append(float(leads[0, parts[0]]) if len(parts) else SAME)
-                series["error"].append(relative_error(logits[place], known[0]))
+                series["error"].append(relative_error(logits[place], expected[0]))
                 series["place"].append(float(place))
                 name = sha256(prompts[n].tobytes()).hexdigest()[:16]
                 requests.append(Request(id=name, n_prompt=len(prompts[n]), arrived_ns=0, token_ns=stamps))

@@ -31,8 +31,8 @@ def _arrival(cell: Arrival, step: tuple[tuple[int, int], ...]) -> Iterator[tuple
 
 def lengths(cell: Arrival) -> dict[int, int]:
     """Tokens of every sequence at the end, those it starts from included."""
-    found = {seq: cell.depth for seq in range(cell.n_seq)} | {cell.n_seq: 0}
+    totals = {seq: cell.depth for seq in range(cell.n_seq)} | {cell.n_seq: 0}
     for call in calls(cell):
         for seq, n in call:
-            found[seq] += n
-    return found
+            totals[seq] += n
+    return totals

@@ -67,25 +67,25 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         load_ns, taken = clock() - start, filling.memory(log)
         tokens = naive.draw(cell, session.n_vocab, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)
         stage("warm-up")
-        start, found = clock(), Timed()
+        start, timed = clock(), Timed()
         session.clear()
         expected = _in_halves(session, tokens[: cell.n_ubatch])
         warmup, resident, seed = clock() - start, peak_rss(), session.get_state(0)
         if cell.way == WALK:
-            _walk(cell, session, tokens, expected, found, stage)
+            _walk(cell, session, tokens, expected, timed, stage)
         else:
             for _ in range(cell.repetitions):
-                _ladder(cell, session, tokens, expected, (seed, taken.cells), found, stage)
-    checks: dict[str, float | bool] = {"second_path_error": max(found.errors)}
-    checks |= {"second_path": max(found.errors) <= tolerance(cell), "finite": found.finite}
-    checks |= {"evaluated": found.evaluated == found.due}
+                _ladder(cell, session, tokens, expected, (seed, taken.cells), timed, stage)
+    checks: dict[str, float | bool] = {"second_path_error": max(timed.errors)}
+    checks |= {"second_path": max(timed.errors) <= tolerance(cell), "finite": timed.finite}
+    checks |= {"evaluated": timed.evaluated == timed.due}
     return Measured(
-        samples_ns=[[ns for _, ns in found.parts], [ns for _, ns in found.steps]],
+        samples_ns=[[ns for _, ns in timed.parts], [ns for _, ns in timed.steps]],
         warmup_ns=[warmup],
         load_ns=load_ns,
-        n_evaluated=found.evaluated,
+        n_evaluated=timed.evaluated,
         checks=checks | {"kv_bytes": taken.kv, "state_bytes": taken.state, "compute_bytes": taken.compute},
-        series={"part_depth": _depths(found.parts), "step_depth": _depths(found.steps)},
+        series={"part_depth": _depths(timed.parts), "step_depth": _depths(timed.steps)},
         valid=passed(checks),
         peak_rss_bytes=resident,
     )
@@ -103,7 +103,7 @@ def _ladder(
     tokens: np.ndarray,
     expected: np.ndarray,
     source: tuple[bytes, tuple[int, ...]],
-    found: Timed,
+    timed: Timed,
     stage: Callable[[str], None],
 ) -> None:
     part, n_steps = cell.n_ubatch, cell.n_gen + WARM_STEPS
@@ -113,43 +113,43 @@ def _ladder(
         state = filling.filled(session, source[0], depth, source[1]) if depth else b""
         new = tokens[part : 2 * part] if depth else tokens[:part]
         _restore(session, state, depth)
-        early, last = _time_part(session, new, asked, found)
+        early, last = _time_part(session, new, asked, timed)
         _restore(session, state, depth)
-        _time_steps(session, new[:n_steps], found)
+        _time_steps(session, new[:n_steps], timed)
         logits = session.logits()
-        _compare(early, logits, found)
+        _compare(early, logits, timed)
         _restore(session, state, depth)
-        _compare(logits, session.prefill({0: new[:n_steps]})[0][-1], found)
+        _compare(logits, session.prefill({0: new[:n_steps]})[0][-1], timed)
         if depth == cell.n_ctx:
             _restore(session, state, depth)
         if depth in (0, cell.n_ctx):
-            _compare(last, _in_halves(session, new) if depth else expected, found)
-    found.due += len(depths(cell)) * (part + n_steps)
+            _compare(last, _in_halves(session, new) if depth else expected, timed)
+    timed.due += len(depths(cell)) * (part + n_steps)
 
 
 def _walk(
-    cell: Depth, session: Session, tokens: np.ndarray, expected: np.ndarray, found: Timed, stage: Callable[[str], None]
+    cell: Depth, session: Session, tokens: np.ndarray, expected: np.ndarray, timed: Timed, stage: Callable[[str], None]
 ) -> None:
     stage("walk")
     session.clear()
     part, before = cell.n_ubatch, b""
     for depth in range(0, cell.n_ctx, part):
         before = session.get_state(0) if depth == cell.n_ctx - part else before
-        (last,) = _time_part(session, tokens[depth : depth + part], (part - 1,), found)
+        (last,) = _time_part(session, tokens[depth : depth + part], (part - 1,), timed)
         if depth == 0:
-            _compare(last, expected, found)
+            _compare(last, expected, timed)
     state, new = session.get_state(0), tokens[cell.n_ctx : cell.n_ctx + cell.n_gen + WARM_STEPS]
-    _time_steps(session, new, found)
+    _time_steps(session, new, timed)
     logits = session.logits()
     _restore(session, state, cell.n_ctx)
-    _compare(logits, session.prefill({0: new})[0][-1], found)
+    _compare(logits, session.prefill({0: new})[0][-1], timed)
     _restore(session, before, cell.n_ctx - part)
-    _compare(last, _in_halves(session, tokens[cell.n_ctx - part : cell.n_ctx]), found)
+    _compare(last, _in_halves(session, tokens[cell.n_ctx - part : cell.n_ctx]), timed)
     if cell.scale == "mini":
         session.clear()
         session.prefill({0: tokens[: part // 2]})
-        _compare(last, session.prefill({0: tokens[part // 2 : cell.n_ctx]})[0][-1], found)
-    found.due += cell.n_ctx + len(new)
+        _compare(last, session.prefill({0: tokens[part // 2 : cell.n_ctx]})[0][-1], timed)
+    timed.due += cell.n_ctx + len(new)
 
 
 def _restore(session: Session, state: bytes, depth: int) -> None:
@@ -158,18 +158,18 @@ def _restore(session: Session, state: bytes, depth: int) -> None:
         session.set_state(0, state, depth)
 
 
-def _time_part(session: Session, tokens: np.ndarray, rows: tuple[int, ...], found: Timed) -> np.ndarray:
+def _time_part(session: Session, tokens: np.ndarray, rows: tuple[int, ...], timed: Timed) -> np.ndarray:
     """One part of a prompt in one call; the logits at some of its tokens, (n_rows, n_vocab)."""
     depth, before = session.n_past[0], session.n_evaluated
     with watch.timed():
         start = clock()
         logits = session.evaluate_at(tokens, rows)
-        found.parts.append((depth, clock() - start))
-    found.evaluated += session.n_evaluated - before
+        timed.parts.append((depth, clock() - start))
+    timed.evaluated += session.n_evaluated - before
     return logits
 
 
-def _time_steps(session: Session, tokens: np.ndarray, found: Timed) -> None:
+def _time_steps(session: Session, tokens: np.ndarray, timed: Timed) -> None:
     before, first = session.n_evaluated, session.n_past[0]
     with watch.timed():
         stamps = [clock()]
@@ -177,13 +177,13 @@ def _time_steps(session: Session, tokens: np.ndarray, found: Timed) -> None:
             session.decode({0: token})
             stamps.append(clock())
     taken = np.diff(stamps).tolist()
-    found.steps += [(first + n, ns) for n, ns in enumerate(taken)][WARM_STEPS:]
-    found.evaluated += session.n_evaluated - before
+    timed.steps += [(first + n, ns) for n, ns in enumerate(taken)][WARM_STEPS:]
+    timed.evaluated += session.n_evaluated - before
 
 
-def _compare(logits: np.ndarray, expected: np.ndarray, found: Timed) -> None:
-    found.finite &= bool(np.isfinite(logits).all())
-    found.errors.append(relative_error(logits, expected))
+def _compare(logits: np.ndarray, expected: np.ndarray, timed: Timed) -> None:
+    timed.finite &= bool(np.isfinite(logits).all())
+    timed.errors.append(relative_error(logits, expected))
 
 
 def _depths(samples: list[tuple[int, int]]) -> list[float]:

@@ -16,14 +16,14 @@ STRATA = 8  # draws per evenly spread group
 LONGEST, SHORTEST = 4, 2  # tokens at the end of a text that are searched for earlier in it
 
 
-def forced(known: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
-    """Drafter for a `known` text: each draft has the number of right tokens given by `counts`, then wrong ones."""
+def forced(text: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
+    """Drafter for a known `text`: each draft has the number of right tokens given by `counts`, then wrong ones."""
 
     def draft(tokens: np.ndarray, k: int) -> np.ndarray:
-        found = known[len(tokens) : len(tokens) + k].copy()
-        right = min(next(counts), len(found))
-        found[right:] = (found[right:] + 1) % n_vocab
-        return found
+        guess = text[len(tokens) : len(tokens) + k].copy()
+        right = min(next(counts), len(guess))
+        guess[right:] = (guess[right:] + 1) % n_vocab
+        return guess
 
     return draft
 
@@ -81,11 +81,11 @@ class Model:
         self._n_held = len(tokens)
         if session.is_recurrent and k > 1:
             self._state = session.read_state(0, "fixed")
-        found = [int(logits.argmax())]
-        while len(found) < k:
-            session.decode({0: found[-1]})
-            found.append(int(session.logits().argmax()))
-        return np.array(found, dtype=np.int32)
+        guess = [int(logits.argmax())]
+        while len(guess) < k:
+            session.decode({0: guess[-1]})
+            guess.append(int(session.logits().argmax()))
+        return np.array(guess, dtype=np.int32)
 
     def _go_back(self) -> None:
         if self._state is not None:

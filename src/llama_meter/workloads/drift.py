@@ -76,5 +76,5 @@ def _add_chunk(sums: quality.Sums, sessions: dict[str, Session], chunk: np.ndarr
     quality.add(sums, quality.reference_sums(REFERENCE, divergence.nll(log_p, targets)))
     for name, session in sessions.items():
         if name != REFERENCE:
-            found = quality.divergences(log_p, session.score(chunk, first), targets)
-            quality.add(sums, quality.candidate_sums(name, found))
+            rows = quality.divergences(log_p, session.score(chunk, first), targets)
+            quality.add(sums, quality.candidate_sums(name, rows))

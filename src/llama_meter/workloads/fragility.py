@@ -140,15 +140,15 @@ def _control(
     under_way: Scan, point: str, chunks: np.ndarray, expected: list[np.ndarray], offset: int, seed: int
 ) -> None:
     """Damage of structureless errors in a point's tensors; chunks that share a draw share a model."""
-    found = np.empty(len(chunks))
+    klds = np.empty(len(chunks))
     for draw in range(min(DRAWS, len(chunks))):
         mine = [k for k in range(len(chunks)) if (offset + k) % DRAWS == (offset + draw) % DRAWS]
         drawn = _draw(under_way.composer, under_way.points[point], seed, (offset + draw) % DRAWS)
         name = f"control {point} {draw}"
         session = under_way.composer.compose(under_way.config, replaced=drawn)
         under_way.add(name, session, chunks[mine], [expected[k] for k in mine])
-        found[mine] = under_way.series.pop(name)
-    under_way.series.setdefault(f"control {point}", []).extend(found.tolist())
+        klds[mine] = under_way.series.pop(name)
+    under_way.series.setdefault(f"control {point}", []).extend(klds.tolist())
 
 
 def _draw(composer: Composer, names: Iterable[str], seed: int, draw: int) -> dict[str, np.ndarray]:
@@ -165,17 +165,17 @@ def _protect(under_way: Scan, chunks: np.ndarray, expected: list[np.ndarray]) ->
     compose, config, everything = under_way.composer.compose, under_way.config, set(under_way.composer.differing)
     for point, names in under_way.points.items():
         under_way.add(f"protect {point}", compose(config, everything - set(names)), chunks, expected)
-    kept: set[str] = set()
+    protected: set[str] = set()
     for i, point in enumerate(_order(under_way), 1):
-        kept |= set(under_way.points[point])
-        under_way.add(f"frontier {i} {point}", compose(config, everything - kept), chunks, expected)
+        protected |= set(under_way.points[point])
+        under_way.add(f"frontier {i} {point}", compose(config, everything - protected), chunks, expected)
 
 
 def _order(under_way: Scan) -> list[str]:
     """Classes by damage avoided per byte, in the order that the first group of chunks gives."""
-    known = [name.split(" ", 2) for name in under_way.series if name.startswith("frontier ")]
-    if known:
-        return [point for _, _, point in sorted(known, key=lambda words: int(words[1]))]
+    frontier = [name.split(" ", 2) for name in under_way.series if name.startswith("frontier ")]
+    if frontier:
+        return [point for _, _, point in sorted(frontier, key=lambda words: int(words[1]))]
     before = float(np.mean(under_way.series[ALL]))
 
     def worth(point: str) -> float:

@@ -70,14 +70,14 @@ class Found:
     def check(self, **seen: float | bool) -> None:
         """Note checks of one text: what is true must be true of all, and of errors the largest stays."""
         for name, value in seen.items():
-            known = self.checks.get(name, value)
-            self.checks[name] = bool(known and value) if isinstance(value, bool) else max(known, value)
+            worst = self.checks.get(name, value)
+            self.checks[name] = bool(worst and value) if isinstance(value, bool) else max(worst, value)
 
 
 def run(cell: Handover, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Evaluate `n_chunks` texts with every pair of files, then plant states that must not pass."""
     library.capture_log([])
-    found, samples = Found(), []
+    tally, samples = Found(), []
     first = np.empty(0)  # logits of the first text in one pass
     with ExitStack() as stack:
         config = quality.config(cell, cell.n_ctx + cell.n_gen)
@@ -94,18 +94,18 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], *others: Path)
             first = whole if number == 0 else first
             text = Text(chunk, cell.n_ctx, whole, divergence.log_softmax(whole))
             nll = divergence.nll(text.log_p, text.targets)
-            quality.add(found.sums, {"tokens": len(text.targets), f"nll/{UNDIVIDED}": nll.sum()})
-            ASKED[cell.asked](cell, sessions, text, found)
+            quality.add(tally.sums, {"tokens": len(text.targets), f"nll/{UNDIVIDED}": nll.sum()})
+            ASKED[cell.asked](cell, sessions, text, tally)
             samples.append(clock() - start)
         stage("planted states")
-        found.check(**_by_steps(cell, reference, chunks[0], first))
-        found.check(**_planted(cell, reference, others[-1] if cell.stranger else None, chunks))
-    if "undivided_error" in found.checks:
-        found.check(undivided=found.checks["undivided_error"] <= tolerance(cell))
+        tally.check(**_by_steps(cell, reference, chunks[0], first))
+        tally.check(**_planted(cell, reference, others[-1] if cell.stranger else None, chunks))
+    if "undivided_error" in tally.checks:
+        tally.check(undivided=tally.checks["undivided_error"] <= tolerance(cell))
     series = {
-        f"distance/{pair}": [quality.short(v) for v in np.mean(of, axis=0)] for pair, of in found.distances.items()
+        f"distance/{pair}": [quality.short(v) for v in np.mean(of, axis=0)] for pair, of in tally.distances.items()
     }
-    return Measured(samples_ns=[samples], checks=found.checks, series=found.sums | series, valid=passed(found.checks))
+    return Measured(samples_ns=[samples], checks=tally.checks, series=tally.sums | series, valid=passed(tally.checks))
 
 
 def files(cell: Handover, path: Path, others: tuple[Path, ...]) -> dict[str, Path]:
@@ -122,38 +122,38 @@ def pairs(cell: Handover) -> list[tuple[str, str]]:
     return every if cell.paired == "whole" else [pair for pair in every if cell.dtype in pair or pair[0] == pair[1]]
 
 
-def _pairs(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
+def _pairs(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
     states = {name: read(session, text.prompt) for name, session in sessions.items()}
     for reader, writer in pairs(cell):
-        pair, logits = f"{reader}>{writer}", _handed(sessions[writer], states[reader], text, found)
+        pair, logits = f"{reader}>{writer}", _handed(sessions[writer], states[reader], text, tally)
         of = quality.divergences(text.log_p, logits, text.targets)
         values = {"nll": of[:, 0].sum(), "kld": of[:, 1].sum()}
         if reader in (writer, cell.dtype):
             values["same_first"] = int(of[0, 2])
         if writer == cell.dtype:
             values |= {"near": of[:STEP, 1].sum(), "far": of[-STEP:, 1].sum()}
-            found.distances.setdefault(pair, []).append(
+            tally.distances.setdefault(pair, []).append(
                 of[: cell.n_gen // STEP * STEP, 1].reshape(-1, STEP).mean(axis=1)
             )
         if reader == writer == cell.dtype:
-            found.check(undivided_error=relative_error(logits, text.whole))
-        quality.add(found.sums, {f"{what}/{pair}": value for what, value in values.items()})
+            tally.check(undivided_error=relative_error(logits, text.whole))
+        quality.add(tally.sums, {f"{what}/{pair}": value for what, value in values.items()})
 
 
-def _by_parts(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
+def _by_parts(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
     """Each part of a state alone from another reader: a bad part among good ones, and a good one among bad ones."""
     states = {name: read(session, text.prompt) for name, session in sessions.items()}
     for name in cell.candidates:
         for reader, writer in ((name, cell.dtype), (cell.dtype, name)):
             own, other = states[writer], states[reader]
-            found.check(all_is_other=spliced(own, other, PARTS) == other, none_is_own=spliced(own, other, ()) == own)
+            tally.check(all_is_other=spliced(own, other, PARTS) == other, none_is_own=spliced(own, other, ()) == own)
             for what, taken in {NONE: (), ALL: PARTS, **{part: (part,) for part in PARTS}}.items():
-                logits = _handed(sessions[writer], spliced(own, other, taken), text, found)
+                logits = _handed(sessions[writer], spliced(own, other, taken), text, tally)
                 kld = quality.divergences(text.log_p, logits, text.targets)[:, 1].sum()
-                quality.add(found.sums, {f"kld/{reader}>{writer}/{what}": kld})
+                quality.add(tally.sums, {f"kld/{reader}>{writer}/{what}": kld})
 
 
-def _free(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
+def _free(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
     """Greedy answers: how long each is the reference's own, and how likely the reference finds it."""
     states = {name: read(session, text.prompt) for name, session in sessions.items()}
     answers = {}
@@ -165,7 +165,7 @@ def _free(cell: Handover, sessions: Sessions, text: Text, found: Found) -> None:
         logits = sessions[cell.dtype].score(np.concatenate([text.tokens[: cell.n_ctx], answer]), cell.n_ctx - 1)
         nll = divergence.nll(divergence.log_softmax(logits), answer).sum()
         values = {"same": int(parted[0]) if len(parted) else cell.n_gen, "under": nll}
-        quality.add(found.sums, {f"{what}/{reader}>{writer}": value for what, value in values.items()})
+        quality.add(tally.sums, {f"{what}/{reader}>{writer}": value for what, value in values.items()})
 
 
 ASKED = {"": _pairs, "parts": _by_parts, "free": _free}
@@ -191,11 +191,11 @@ def written(session: Session, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
 
 def greedy(session: Session, token: int, n_gen: int) -> np.ndarray:
     """The likeliest tokens (n_gen,) int32 after a context and `token`, one by one."""
-    found = []
+    tokens = []
     for _ in range(n_gen):
         session.decode({0: token})
-        found.append(token := int(session.logits().argmax()))
-    return np.array(found, np.int32)
+        tokens.append(token := int(session.logits().argmax()))
+    return np.array(tokens, np.int32)
 
 
 def refuses(session: Session, state: bytes, n_past: int) -> bool:
@@ -209,12 +209,12 @@ def refuses(session: Session, state: bytes, n_past: int) -> bool:
     return False
 
 
-def _handed(session: Session, state: bytes, text: Text, found: Found) -> np.ndarray:
+def _handed(session: Session, state: bytes, text: Text, tally: Found) -> np.ndarray:
     """Logits of the written tokens by a writer that takes this state."""
     take(session, state, len(text.prompt))
-    found.check(state_identical=session.get_state(0) == state)
+    tally.check(state_identical=session.get_state(0) == state)
     logits = written(session, text.tokens, text.n_prompt)
-    found.check(finite=bool(np.isfinite(logits).all()))
+    tally.check(finite=bool(np.isfinite(logits).all()))
     return logits
 
 

@@ -61,8 +61,8 @@ class Serving:
                 own = np.concatenate([own[:-last], (own[-last:] + 1) % session.n_vocab])
             given.append((self.slots[seq], own))
             self.done[seq] += n
-        found = session.evaluate(given)
-        self.logits |= {(seq, self.done[seq]): found[self.slots[seq]] for seq in parts}
+        logits = session.evaluate(given)
+        self.logits |= {(seq, self.done[seq]): logits[self.slots[seq]] for seq in parts}
 
     def read(self, session: Session, *seqs: int) -> None:
         """Evaluate the prompts of these sequences in one call."""
@@ -334,8 +334,8 @@ def ask(
 def by_itself(session: Session, seq: int, tokens: np.ndarray, n_prompt: int) -> Logits:
     """Logits of a sequence by itself: so many tokens in one call, then one a call."""
     session.clear()
-    found = {(seq, n_prompt): session.prefill({0: tokens[:n_prompt]})[0][0]}
+    logits = {(seq, n_prompt): session.prefill({0: tokens[:n_prompt]})[0][0]}
     for at in range(n_prompt, len(tokens)):
         session.decode({0: int(tokens[at])})
-        found[seq, at + 1] = session.logits()
-    return found
+        logits[seq, at + 1] = session.logits()
+    return logits

@@ -74,11 +74,11 @@ MIB = 1 << 20
 def bytes_each(path: Path, number: int, config: SessionConfig, log: Sequence[str]) -> float:
     """Bytes that a slot takes more for each of `number` kept states, by the engine's log; 0 where it keeps none."""
     sizes = []
-    for kept in (0, number):
+    for n_states in (0, number):
         start = len(log)
-        with Session(path, replace(config, n_seq_max=SLOTS, n_rs_seq=kept)):
-            found = SIZE.findall("".join(log[start:]))
-        sizes.append(sum(map(float, found)) * MIB)
+        with Session(path, replace(config, n_seq_max=SLOTS, n_rs_seq=n_states)):
+            matches = SIZE.findall("".join(log[start:]))
+        sizes.append(sum(map(float, matches)) * MIB)
     return (sizes[1] - sizes[0]) / (SLOTS * number)
 
 
@@ -88,18 +88,18 @@ def times(path: Path, number: int, config: SessionConfig, seed: int) -> dict[str
     Turns of the two contexts alternate, and so does which of them is first. The first turns are not counted.
     """
     keeping = replace(config, n_rs_seq=number)
-    found: dict[str, list[float]] = {f"{what}{kept}": [] for what in ("step", "draft") for kept in ("", " kept")}
+    series: dict[str, list[float]] = {f"{what}{suffix}": [] for what in ("step", "draft") for suffix in ("", " kept")}
     with Session(path, config) as plain, Session(path, keeping) as other:
         tokens = np.random.default_rng(seed).integers(0, plain.n_vocab, N_CTX, dtype=np.int32)
         with watch.timed():
             for turn in range(-1, ROUNDS):
                 for what, n in (("step", 1), ("draft", 1 + number)):
                     both = (("", plain), (" kept", other))
-                    for kept, session in both if turn % 2 else both[::-1]:
+                    for suffix, session in both if turn % 2 else both[::-1]:
                         spent = _calls(session, tokens, n)
                         if turn >= 0:
-                            found[what + kept] += spent
-    return found
+                            series[what + suffix] += spent
+    return series
 
 
 def _calls(session: Session, tokens: np.ndarray, n: int) -> list[float]:

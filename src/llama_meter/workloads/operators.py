@@ -77,8 +77,8 @@ def operator_class(node: Node) -> str:
 
 def layer(node: Node) -> int | None:
     """The block a node belongs to, from its own name or a source's; None if no name has one."""
-    found = (LAYER.search(operand.name) for operand in (node.result, *node.sources))
-    return next((int(match.group(1)) for match in found if match), None)
+    matches = (LAYER.search(operand.name) for operand in (node.result, *node.sources))
+    return next((int(match.group(1)) for match in matches if match), None)
 
 
 def moved_bytes(node: Node) -> float:
@@ -115,17 +115,17 @@ def flops(node: Node) -> float:
 
 def sums(timeline: Timeline) -> dict[str, dict[str, Work]]:
     """Work by phase, "prefill" and "decode" (all steps), and by class or kind of span around the nodes."""
-    each = [(operator_class(n), moved_bytes(n), flops(n)) for n in timeline.nodes]
-    found: dict[str, defaultdict[str, Work]] = {"prefill": defaultdict(Work), "decode": defaultdict(Work)}
+    costs = [(operator_class(n), moved_bytes(n), flops(n)) for n in timeline.nodes]
+    totals: dict[str, defaultdict[str, Work]] = {"prefill": defaultdict(Work), "decode": defaultdict(Work)}
     for phase in timeline.phases:
-        entry = found[phase_kind(phase)]
+        entry = totals[phase_kind(phase)]
         for span in phase.spans:
             if span.kind == "operator":
-                name, n_bytes, n_flops = each[span.node]
+                name, n_bytes, n_flops = costs[span.node]
                 entry[name] += Work(span.duration, n_bytes, n_flops, 1)
             else:
                 entry[span.kind] += Work(span.duration)
-    return {kind: dict(entry) for kind, entry in found.items() if entry}
+    return {kind: dict(entry) for kind, entry in totals.items() if entry}
 
 
 def phase_kind(phase: Phase) -> str:
@@ -136,8 +136,8 @@ def phase_kind(phase: Phase) -> str:
 def _product(weight: str, result: str) -> str:
     if weight in HEAD:
         return "head"
-    known = WEIGHT.fullmatch(weight)
-    kind = known.group(1) if known else result.split("-")[0]
+    match = WEIGHT.fullmatch(weight)
+    kind = match.group(1) if match else result.split("-")[0]
     return kind if kind in PRODUCTS or kind in ("kq", "kqv") else "other"
 
 

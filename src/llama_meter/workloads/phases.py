@@ -100,8 +100,8 @@ def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, pr
         fills += [fill] if fill else []
     last = {seq: session.logits(row) for row, seq in enumerate(draws[-1])}
     for seq in (seq for seq in draws[-1] if proved and seq not in expected):
-        known = (states[seq], cell.depth) if cell.policy == "shared" else None
-        expected[seq] = proof.alone(session, seq, draws[-1][seq], known)
+        prefix = (states[seq], cell.depth) if cell.policy == "shared" else None
+        expected[seq] = proof.alone(session, seq, draws[-1][seq], prefix)
     checks = proof.checks(cell, last, expected, evaluated, cell.repetitions * cell.n_gen * cell.n_seq)
     measured = _measured(cell, samples, [warmup], evaluated, checks, samples[-1])
     return msgspec.structs.replace(measured, prefill_ns=fills)
@@ -190,8 +190,8 @@ def _measured(
 def _read(cell: Read) -> Measured:
     """Read ceiling: a dot product on the CPU, a matrix-vector product of the same size on a GPU."""
     if cell.n_gpu_layers == 0:
-        found = _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
-        return msgspec.structs.replace(found, checks={"accelerate": float(kernels.reads_with_accelerate())})
+        measured = _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
+        return msgspec.structs.replace(measured, checks={"accelerate": float(kernels.reads_with_accelerate())})
     rows = _within_memory(cell.n_bytes) // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
     times, _ = kernels.matmul_times(cell.dtype, (rows, READ_WIDTH, 1), cell.n_threads, True, cell.repetitions)
     return _ceiling(times, n_bytes=kernels.matrix_bytes(cell.dtype, rows, READ_WIDTH))
@@ -268,8 +268,8 @@ def _open(cell: OnModel, path: Path) -> Iterator[tuple[Session, int, list[str]]]
 
 
 def _finish(measured: Measured, load_ns: int, log: list[str]) -> Measured:
-    found = re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log))
-    checks = measured.checks | ({"n_rot": int(found.group(1))} if found else {})
+    match = re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log))
+    checks = measured.checks | ({"n_rot": int(match.group(1))} if match else {})
     return msgspec.structs.replace(measured, load_ns=load_ns, checks=checks, peak_rss_bytes=peak_rss())
 
 

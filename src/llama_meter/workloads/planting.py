@@ -51,9 +51,9 @@ def run(cell: Ranges, path: Path, dtype: str, stage: Callable[[str], None]) -> M
             stage(f"amplitude {amplitude:g}")
             for values, original in zip(planted, originals, strict=True):
                 values[:] = original * np.float32(amplitude / natural)
-            found, logits = _look(cell, file, layer)
-            found |= {f"error/{phase}": relative_error(logits[phase], usual[phase]) for phase in logits}
-            for name, value in found.items():
+            numbers, logits = _look(cell, file, layer)
+            numbers |= {f"error/{phase}": relative_error(logits[phase], usual[phase]) for phase in logits}
+            for name, value in numbers.items():
                 series.setdefault(name, []).append(value)
     n = (len(series["amplitude"]) + 1) * 2 * cell.n_prompt
     checks: dict[str, float | bool] = {"natural": natural, "layer": float(layer)}
@@ -94,7 +94,7 @@ def _planted(path: Path) -> tuple[int, list[np.ndarray]]:
 def _look(cell: Ranges, path: Path, layer: int) -> tuple[Finite, dict[str, np.ndarray]]:
     """The cell's tokens as one prompt and, from an empty memory, one by one: ssm_out's numbers, whether all logits
     were finite, and these by phase, (tokens, n_vocab)."""
-    found: Finite = {}
+    numbers: Finite = {}
     logits: dict[str, np.ndarray] = {}
     with OneProduct(path, range_probe.session_config(msgspec.structs.replace(cell, n_gen=0))) as model:
         model.layer = layer
@@ -105,8 +105,8 @@ def _look(cell: Ranges, path: Path, layer: int) -> tuple[Finite, dict[str, np.nd
             pieces = np.split(tokens, range(size, len(tokens), size))
             logits[phase] = np.concatenate([model.prefill({0: piece}, every=True)[0] for piece in pieces])
             finite = bool(np.isfinite(logits[phase]).all())
-            found |= _numbers(model.found[phase, "ssm_out", layer], phase) | {f"finite/{phase}": float(finite)}
-    return found, logits
+            numbers |= _numbers(model.found[phase, "ssm_out", layer], phase) | {f"finite/{phase}": float(finite)}
+    return numbers, logits
 
 
 def _numbers(seen: Any, phase: str) -> Finite:

@@ -112,9 +112,9 @@ def _evaluate(
                     log_p = _by_rows(pool, divergence.log_softmax, logits)
                     add(sums, reference_sums(name, divergence.nll(log_p, targets)))
                 else:
-                    found = _by_rows(pool, divergences, log_p, logits, targets)
-                    add(sums, candidate_sums(name, found))
-                    klds[name].append(found[:, 1])
+                    rows = _by_rows(pool, divergences, log_p, logits, targets)
+                    add(sums, candidate_sums(name, rows))
+                    klds[name].append(rows[:, 1])
             samples.append(clock() - start)
     return sums | distribution(klds), samples, engine_ns
 
@@ -138,26 +138,26 @@ def reference_sums(name: str, nll: np.ndarray) -> dict[str, float]:
     return {f"nll/{name}": nll[finite].sum(), f"not_finite/{name}": int((~finite).sum())}
 
 
-def candidate_sums(name: str, found: np.ndarray) -> dict[str, float]:
+def candidate_sums(name: str, rows: np.ndarray) -> dict[str, float]:
     """A chunk's sums of a candidate, over the tokens for which all numbers are finite."""
-    finite = np.isfinite(found).all(axis=1)
-    nll, kld, same, dp = found[finite].sum(axis=0)
+    finite = np.isfinite(rows).all(axis=1)
+    nll, kld, same, dp = rows[finite].sum(axis=0)
     values = {"nll": nll, "not_finite": int((~finite).sum()), "kld": kld, "same_top": int(same), "dp": dp}
-    return {f"{what}/{name}": value for what, value in (values | {"dp2": np.square(found[finite, 3]).sum()}).items()}
+    return {f"{what}/{name}": value for what, value in (values | {"dp2": np.square(rows[finite, 3]).sum()}).items()}
 
 
 def distribution(klds: dict[str, list[np.ndarray]]) -> Sums:
     """Quantiles of each candidate's KLDs over all chunks, and how many of each chunk are at or below each."""
-    found: Sums = {}
+    sums: Sums = {}
     for name, per_chunk in klds.items():
         finite = [values[np.isfinite(values)] for values in per_chunk]
         together = np.concatenate(finite)
         if together.size:
-            found[f"quantiles/{name}"] = [short(value) for value in np.quantile(together, divergence.GRID)]
+            sums[f"quantiles/{name}"] = [short(value) for value in np.quantile(together, divergence.GRID)]
             for q in divergence.QUANTILES:
                 bound = np.quantile(together, q)
-                found[f"below/{name}/{q}"] = [int((values <= bound).sum()) for values in finite]
-    return found
+                sums[f"below/{name}/{q}"] = [int((values <= bound).sum()) for values in finite]
+    return sums
 
 
 def add(sums: Sums, values: dict[str, float]) -> None:
@@ -204,12 +204,12 @@ def continued(session: Session, prompts: list[np.ndarray], n_gen: int) -> np.nda
     session.clear()
     logits = session.prefill(dict(enumerate(prompts)))
     rows = np.concatenate(list(logits.values()))
-    found = np.empty((n_gen, len(prompts)), dtype=np.int32)
+    tokens = np.empty((n_gen, len(prompts)), dtype=np.int32)
     for step in range(n_gen):
-        found[step] = np.where(np.isfinite(rows).all(axis=1), rows.argmax(axis=1), -1)
-        session.decode(dict(enumerate(np.maximum(found[step], 0).tolist())))
+        tokens[step] = np.where(np.isfinite(rows).all(axis=1), rows.argmax(axis=1), -1)
+        session.decode(dict(enumerate(np.maximum(tokens[step], 0).tolist())))
         rows = session.outputs(len(prompts))
-    return found.T
+    return tokens.T
 
 
 def loop_period(tokens: np.ndarray) -> int:

@@ -70,10 +70,10 @@ def session_config(cell: Ranges) -> SessionConfig:
     return sessions.config(cell, size, n_batch=size, n_ubatch=max(cell.n_ubatch, 1))
 
 
-def as_series(found: Any) -> dict[str, list[float]]:
+def as_series(ranges: Any) -> dict[str, list[float]]:
     """What `InputRanges.found` holds, as named lists of numbers by layer."""
     series: dict[str, list[float]] = {}
-    for (phase, kind, layer), seen in sorted(found.items()):
+    for (phase, kind, layer), seen in sorted(ranges.items()):
         if float(layer) not in series.setdefault(f"layers/{kind}", []):
             series[f"layers/{kind}"].append(float(layer))
             series.setdefault(f"types/{kind}", []).append(float(seen.weight_type))

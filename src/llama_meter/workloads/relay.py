@@ -144,9 +144,9 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
         stage("proof")
         checks = _proved(cell, reader is None, writer, tokens[-1], states, logits)
     checks["evaluated"] = counted == cell.n_seq * (cell.n_prompt + cell.n_gen - 1)
-    loads = [each.load_s for each in ready]
+    loads = [loaded.load_s for loaded in ready]
     return Measured(
-        samples_ns=samples, warmup_ns=[sum(each.warmup_ns for each in ready)], load_ns=int(1e9 * sum(loads)),
+        samples_ns=samples, warmup_ns=[sum(loaded.warmup_ns for loaded in ready)], load_ns=int(1e9 * sum(loads)),
         n_evaluated=len(tokens) * counted, n_bytes=len(states[0]), checks=checks,
         series={"resident": _resident(cell, ready), "load": loads}, valid=passed(checks),
     )  # fmt: skip
@@ -155,8 +155,8 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
 def _resident(cell: Relay, ready: list[Loaded]) -> list[float]:
     """Bytes before any file and after each: of one process as it grows, or of two, each over what it began with."""
     if cell.n_processes == 1:
-        return [ready[0].resident[0], *(each.resident[1] for each in ready)]
-    grown = [after - before for before, after in (each.resident for each in ready)]
+        return [ready[0].resident[0], *(loaded.resident[1] for loaded in ready)]
+    grown = [after - before for before, after in (loaded.resident for loaded in ready)]
     return [0.0, *np.cumsum(grown).tolist()]
 
 

@@ -30,12 +30,12 @@ class Crew:
 
     def go(self) -> None:
         """Tell every replica to go on."""
-        for each in self.alive.values():
-            peers.send(each.line, Go())
+        for peer in self.alive.values():
+            peers.send(peer.line, Go())
 
     def hear(self, kind: type[Said]) -> list[Said]:
         """The next message of each replica. StudyError if one ended without being killed."""
-        return [peers.receive(each.line, kind) for each in self.alive.values()]
+        return [peers.receive(peer.line, kind) for peer in self.alive.values()]
 
 
 def _named(number: int) -> str:
@@ -109,8 +109,8 @@ def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
 
 
 def _series(when: str, weighed: list[Weighed]) -> dict[str, list[float]]:
-    told = {name: [getattr(said.memory, name) for said in weighed] for name in ("rss", "private", "pss")}
-    return {when + name: values for name, values in told.items() if None not in values}
+    sizes = {name: [getattr(said.memory, name) for said in weighed] for name in ("rss", "private", "pss")}
+    return {when + name: values for name, values in sizes.items() if None not in values}
 
 
 def _requests(cell: Replicas, stamps: np.ndarray, begin: int) -> Iterator[Request]:

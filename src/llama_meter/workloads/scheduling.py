@@ -160,7 +160,7 @@ def in_process(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measu
     checks: dict[str, float | bool] = {"second_path_error": max(errors), "second_path": max(errors) <= tolerance(cell)}
     checks["finite"] = all(bool(np.isfinite(logits).all()) for logits in live.logits.values())
     requests = _requests(cell, served, live) if served else []
-    checks["answered"] = [len(each.token_ns) for each in requests] == (load.output if served else [])
+    checks["answered"] = [len(request.token_ns) for request in requests] == (load.output if served else [])
     named = dict(zip(("decoding", "keys", "chunk", "before"), zip(*live.calls, strict=True), strict=False))
     return Measured(
         samples_ns=[[call[-1] for call in live.calls]],
@@ -234,12 +234,12 @@ def _states(session: Session, live: Live, places: list[int]) -> dict[int, np.nda
     The tokens between two places are read as one chunk, too.
     """
     session.clear()
-    found = {}
+    states = {}
     for place in places:
         live.rest()
         live.call([], False, 0, 0, place - session.n_past[0], session.n_past[0])
-        found[place] = session.read_state(0)
-    return found
+        states[place] = session.read_state(0)
+    return states
 
 
 def _beside(session: Session, live: Live, others: list[int], sizes: list[int], chunks: int, n_prompt: int) -> None:

@@ -171,8 +171,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[socket.socket]:
     """Start a cell's sender and yield the connection to it. `lengths`: tokens of each request's prompt."""
     order = Order(cell=cell, path=str(path), lengths=list(lengths))
-    with peers.started(__name__, {"the sender": order}) as found:
-        yield found["the sender"].line
+    with peers.started(__name__, {"the sender": order}) as by_name:
+        yield by_name["the sender"].line
 
 
 # ---------------------------------------------------------------- in the sender's process
@@ -223,14 +223,14 @@ def _ship(line: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     sha256 = digest(state)
     hashed = clock()
     spent = Spent(prefill=read - began, save=saved - read, check=hashed - saved)
-    told = State(
+    header = State(
         origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent
     )
-    offer(line, told, state, bps)
+    offer(line, header, state, bps)
     return token
 
 
-def offer(line: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> None:
+def offer(line: socket.socket, header: State, data: np.ndarray, bps: int = 0) -> None:
     """Announce a state, send it once the peer accepts, and wait for its confirmation.
 
     Raises
@@ -239,7 +239,7 @@ def offer(line: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> N
         The peer refuses the state, before or after the transfer, or is gone.
 
     """
-    peers.send(line, told)
+    peers.send(line, header)
     _accepted(line)
     peers.push(line, data, bps)
     _accepted(line)

@@ -77,7 +77,9 @@ def answered(cell: Asking, asked: Asked, path: Path, stage: Callable[[str], None
     series = {"error": errors}
     if sender.is_split(cell):
         moved = zip(*(answer.moved_ns for answer in answers), strict=True)
-        series |= {name: [ns / 1e9 for ns in each] for name, each in zip(("shipped", "loaded"), moved, strict=True)}
+        series |= {
+            name: [ns / 1e9 for ns in durations] for name, durations in zip(("shipped", "loaded"), moved, strict=True)
+        }
     return Measured(
         samples_ns=[[max(answer.token_ns[-1] for answer in answers) - began]],
         warmup_ns=[receiver.warmup_ns],
@@ -169,8 +171,8 @@ class _Inbox(threading.Thread):
         """Receive and acknowledge shipments one by one; an error is passed on and ends the thread."""
         try:
             for _ in range(self.receiver.n_requests):
-                told, data, taken = self.receiver.arrived(self.line)
-                self.came.put((told, data, told.spent.save + told.spent.check + sum(taken.values())))
+                header, data, taken = self.receiver.arrived(self.line)
+                self.came.put((header, data, header.spent.save + header.spent.check + sum(taken.values())))
                 peers.send(self.line, Reply())
         except StudyError as error:
             self.came.put(error)
@@ -178,16 +180,16 @@ class _Inbox(threading.Thread):
     def admit(self, seq: int, wait: bool) -> Answer | None:
         """Load the next shipment into a sequence; None if there is none yet. Its first token came with it."""
         try:
-            found = self.came.get(block=wait)
+            arrival = self.came.get(block=wait)
         except queue.Empty:
             return None
-        if isinstance(found, StudyError):
-            raise found
-        told, data, shipped_ns = found
+        if isinstance(arrival, StudyError):
+            raise arrival
+        header, data, shipped_ns = arrival
         start = clock()
-        self.receiver.load(seq, told, data)
+        self.receiver.load(seq, header, data)
         now = clock()
-        return Answer(told.request, told.n_tokens, [now], moved_ns=(shipped_ns, now - start))
+        return Answer(header.request, header.n_tokens, [now], moved_ns=(shipped_ns, now - start))
 
 
 def _error(session: Session, stream: np.ndarray, answer: Answer) -> float:

@@ -150,15 +150,15 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
     answers, began = done.loaded.answers, done.loaded.began_ns
     if refused := [answer.failure for answer in [*done.alone, *answers] if answer.refused]:
         raise StudyError("the server", f"refused {len(refused)} requests: {refused[0]}", "look at its options")
-    found = [difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
-    wrong = [each for each in found if each and not each.is_near_tie]
+    partings = [difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
+    wrong = [parting for parting in partings if parting and not parting.is_near_tie]
     lag = sorted(done.loaded.lag_ns) or [0]
     checks: dict[str, float | bool] = {
         "as_alone": not wrong,
         "answered": not any(answer.failure for answer in [*answers, *done.alone]),
         "alive": not done.ended,
-        "differ": sum(each is not None for each in found),
-        "near_ties": sum(each is not None and each.is_near_tie for each in found),
+        "differ": sum(parting is not None for parting in partings),
+        "near_ties": sum(parting is not None and parting.is_near_tie for parting in partings),
         "client_binds": float(done.loaded.client_binds()),
     }
     series = {
@@ -166,8 +166,8 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "n_gen": [float(answer.n_gen) for answer in answers],
         "prompt_ms": [answer.timings.get("prompt_ms", 0.0) for answer in answers],
         "answer_ms": [answer.timings.get("predicted_ms", 0.0) for answer in answers],
-        "differs": [float(each.token) if each else SAME for each in found],
-        "gap": [each.gap if each and each.gap == each.gap else SAME for each in found],
+        "differs": [float(parting.token) if parting else SAME for parting in partings],
+        "gap": [parting.gap if parting and parting.gap == parting.gap else SAME for parting in partings],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
         "floor": done.floor_s,
         "switches": [float(done.switches)],

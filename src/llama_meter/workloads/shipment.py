@@ -52,26 +52,28 @@ class Receiver:
         memory = filling.memory(self.log)
         return int(memory.kv + memory.state) + A_CELL * sum(memory.cells) + FRAME
 
-    def check(self, told: State) -> None:
+    def check(self, header: State) -> None:
         """StudyError for an announced state that this context must not load. None of it has been read yet.
 
         It is of another origin, too long, of an impossible size, of a token outside of the vocabulary, or of an
         unknown request.
         """
         for name in Origin.__struct_fields__:
-            theirs, ours = getattr(told.origin, name), getattr(self.own, name)
+            theirs, ours = getattr(header.origin, name), getattr(self.own, name)
             if theirs != ours:
                 why = f"has another {name}: {theirs}, and here {ours}"
                 raise StudyError("the state", why, f"use one {name} on both sides")
         room = self.session.config.n_ctx_seq
-        if not 0 < told.n_tokens <= room:
-            why = f"stands for {told.n_tokens} tokens, and here is room for {room}"
+        if not 0 < header.n_tokens <= room:
+            why = f"stands for {header.n_tokens} tokens, and here is room for {room}"
             raise StudyError("the state", why, "make room")
-        if not (0 <= told.token < self.session.n_vocab and 0 <= told.request < self.n_requests):
-            why = f"is of request {told.request}, token {told.token}"
+        if not (0 <= header.token < self.session.n_vocab and 0 <= header.request < self.n_requests):
+            why = f"is of request {header.request}, token {header.token}"
             raise StudyError("the state", why, "send what was asked for")
-        if not 0 < told.n_bytes <= self.most_bytes:
-            raise StudyError("the state", f"announces {told.n_bytes:,} bytes, {self.most_bytes:,} at most", peers.AGAIN)
+        if not 0 < header.n_bytes <= self.most_bytes:
+            raise StudyError(
+                "the state", f"announces {header.n_bytes:,} bytes, {self.most_bytes:,} at most", peers.AGAIN
+            )
 
     def arrived(self, line: socket.socket) -> tuple[State, np.ndarray, dict[str, int]]:
         """Receive the next state that this context may load, complete and verified; the context is not changed yet.
@@ -85,17 +87,17 @@ class Receiver:
 
         """
         with _telling(line):
-            told = peers.receive(line, State)
-            self.check(told)
+            header = peers.receive(line, State)
+            self.check(header)
             start = clock()
             peers.send(line, Reply())
-            data = peers.take(line, told.n_bytes)
+            data = peers.take(line, header.n_bytes)
             came = clock()
-            if sender.digest(data) != told.sha256:
+            if sender.digest(data) != header.sha256:
                 raise StudyError("the state", "is not what was sent: its SHA-256 differs", peers.AGAIN)
-            return told, data, {"send": came - start, "check": clock() - came}
+            return header, data, {"send": came - start, "check": clock() - came}
 
-    def load(self, seq: int, told: State, data: np.ndarray) -> None:
+    def load(self, seq: int, header: State, data: np.ndarray) -> None:
         """Load a checked and verified state into a sequence.
 
         Raises
@@ -105,13 +107,13 @@ class Receiver:
 
         """
         try:
-            self.session.set_state(seq, data, told.n_tokens)
-            why = "" if self.session.held(seq) == told.n_tokens else f"holds {self.session.held(seq)} tokens"
+            self.session.set_state(seq, data, header.n_tokens)
+            why = "" if self.session.held(seq) == header.n_tokens else f"holds {self.session.held(seq)} tokens"
         except EngineError as error:
             why = str(error)
         if why:
             self.session.remove_tail(seq, 0)
-            raise StudyError("the state", f"of {told.n_tokens} tokens cannot be taken: {why}", peers.AGAIN)
+            raise StudyError("the state", f"of {header.n_tokens} tokens cannot be taken: {why}", peers.AGAIN)
 
     def received(self, line: socket.socket) -> tuple[State, dict[str, int]]:
         """Load the next state into sequence 0: its header, and nanoseconds of "send", "check" and "load" on this side.
@@ -122,11 +124,11 @@ class Receiver:
             The state is refused or cannot be loaded. The sender gets the reason, and the sequence is empty.
 
         """
-        told, data, taken = self.arrived(line)
+        header, data, taken = self.arrived(line)
         start = clock()
         with _telling(line):
-            self.load(0, told, data)
-        return told, taken | {"load": clock() - start}
+            self.load(0, header, data)
+        return header, taken | {"load": clock() - start}
 
 
 @contextmanager
@@ -165,9 +167,9 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
         stage("sender")
         pid = peers.receive(line, Hello).pid
         stage("ship")
-        found = [_shipped(receiver, line, pid, cell) for _ in range(cell.repetitions)]
+        shipments = [_shipped(receiver, line, pid, cell) for _ in range(cell.repetitions)]
         peers.send(line, Go())
-    samples, sizes, mine, theirs = zip(*found, strict=True)
+    samples, sizes, mine, theirs = zip(*shipments, strict=True)
     checks: dict[str, float | bool] = {
         "second_path_error": (error := max(map(relative_error, np.concatenate(mine), np.concatenate(theirs)))),
         "second_path": error <= tolerance(cell),
@@ -191,9 +193,9 @@ def _shipped(
     session.clear()
     with watch.timed(pid):
         peers.send(line, Go())
-        told, taken = receiver.received(line)
+        header, taken = receiver.received(line)
         start = clock()
-        first = sender.greedy(session, told.token, 1)
+        first = sender.greedy(session, header.token, 1)
         step = clock() - start
     rest = sender.greedy(session, int(first[-1].argmax()), cell.n_gen - 1)
     peers.send(line, Reply())
@@ -202,5 +204,5 @@ def _shipped(
         raise StudyError("the sender", f"proves {proof.n_steps} steps of {proof.n_vocab} logits", "update both sides")
     theirs = peers.take(line, 4 * proof.n_steps * proof.n_vocab).view(np.float32)
     mine = np.concatenate([first, rest]) if cell.n_gen > 1 else first
-    spent = msgspec.structs.asdict(told.spent) | taken | {"check": told.spent.check + taken["check"]}
-    return [(spent | {"step": step})[name] for name in PHASES], told.n_bytes, mine, theirs.reshape(mine.shape)
+    spent = msgspec.structs.asdict(header.spent) | taken | {"check": header.spent.check + taken["check"]}
+    return [(spent | {"step": step})[name] for name in PHASES], header.n_bytes, mine, theirs.reshape(mine.shape)

@@ -73,7 +73,7 @@ class Loop:
         self.way = Way(session, cell.way, cell.n_draft)
         several = len(references) > 1 and cell.n_draft > 0  # tokens of several sequences
         self.apart = several and session.is_recurrent and "D2" not in library.corrects()
-        self.at = {seq: each.n_prompt for seq, each in references.items()}  # certain tokens, without the last
+        self.at = {seq: reference.n_prompt for seq, reference in references.items()}  # certain tokens, without the last
         self.rounds: list[Times] = []
         self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
         self.others: list[tuple[int, int, int]] = []  # sequence, token's position, token chosen instead
@@ -81,13 +81,13 @@ class Loop:
         self.longest = min(1, cell.n_draft) if cell.drafter == "adapts" else cell.n_draft
         self.last = dict[int, np.ndarray]()  # logits at the end of each drawn text
         session.clear()
-        for seq, each in references.items():
-            session.set_state(seq, each.state, each.n_prompt)
-            each.forget()
+        for seq, reference in references.items():
+            session.set_state(seq, reference.state, reference.n_prompt)
+            reference.forget()
 
     def run(self, n_gen: int) -> None:
         """Run rounds until one sequence has `n_gen` new tokens."""
-        while max(self.at[seq] - each.n_prompt for seq, each in self.references.items()) < n_gen:
+        while max(self.at[seq] - reference.n_prompt for seq, reference in self.references.items()) < n_gen:
             self.round()
 
     def round(self) -> None:
@@ -104,7 +104,7 @@ class Loop:
         }
         silent = max(map(len, owed.values()))  # only single-sequence runs owe tokens
         start = clock()
-        logits = self.verify({seq: np.array(each, dtype=np.int32) for seq, each in columns.items()}, silent)
+        logits = self.verify({seq: np.array(tokens, dtype=np.int32) for seq, tokens in columns.items()}, silent)
         chosen = {seq: rows.argmax(axis=1) for seq, rows in logits.items()}
         times["verify"] = clock() - start
         for seq, draft in drafted.items():

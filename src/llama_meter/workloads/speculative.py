@@ -51,18 +51,18 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
     library.capture_log(log)
     start = clock()
     with ExitStack() as stack:
-        kept = cell.n_draft if cell.way == "tail" else 0
-        session = stack.enter_context(Session(path, config(cell, cell.n_seq, kept)))
+        n_states = cell.n_draft if cell.way == "tail" else 0
+        session = stack.enter_context(Session(path, config(cell, cell.n_seq, n_states)))
         smaller = [stack.enter_context(Session(other, config(cell, 1, 0))) for other in others]
-        for each in smaller:
-            drafters.check_vocabulary(session, each)
+        for drafter in smaller:
+            drafters.check_vocabulary(session, drafter)
         load_ns, loops, warmup, shaped, counted = clock() - start, [], [], [], 0
         for number, prompts in enumerate(_prompts(cell, session)):
             stage(f"reference {number}")
             start = clock()
             references = {
-                seq: Reference(session, seq, each, _room(cell), cell.temperature, cell.seed)
-                for seq, each in prompts.items()
+                seq: Reference(session, seq, prompt, _room(cell), cell.temperature, cell.seed)
+                for seq, prompt in prompts.items()
             }
             Loop(cell, session, references, _drafts(cell, session, references, smaller)).run(WARM_ROUNDS)
             drafts = _drafts(cell, session, references, smaller)
@@ -98,10 +98,12 @@ def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
     if not cell.text:
         rng = np.random.default_rng(cell.seed)
         drawn = rng.integers(FIRST_TOKEN, session.n_vocab, (cell.repetitions, cell.n_seq, cell.depth), dtype=np.int32)
-        return [dict(enumerate(each)) for each in drawn]
+        return [dict(enumerate(prompts)) for prompts in drawn]
     text = texts.planned(cell.text, cell.text_sha256)
-    pieces = [session.tokenize(each) for each in texts.excerpts(text, cell.repetitions * cell.n_seq, PROMPT_LINES)]
-    cut = [each[: cell.depth] for each in pieces]
+    pieces = [
+        session.tokenize(excerpt) for excerpt in texts.excerpts(text, cell.repetitions * cell.n_seq, PROMPT_LINES)
+    ]
+    cut = [piece[: cell.depth] for piece in pieces]
     return [dict(enumerate(cut[n : n + cell.n_seq])) for n in range(0, len(cut), cell.n_seq)]
 
 
@@ -115,9 +117,9 @@ def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Me
     counts = drafters.accepted(cell.accepts, cell.n_draft, np.random.default_rng(cell.seed))
     draft = drafters.forced(np.array([*prompt, *expected], dtype=np.int32), counts, n_vocab)
     stage("binding")
-    found = bindings.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
-    same = sum(a == b for a, b in zip(found, expected, strict=False))
-    checks: dict[str, float | bool] = {"tokens": len(found), "same_tokens": same, "lossless": same == len(found)}
+    answer = bindings.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
+    same = sum(a == b for a, b in zip(answer, expected, strict=False))
+    checks: dict[str, float | bool] = {"tokens": len(answer), "same_tokens": same, "lossless": same == len(answer)}
     return Measured(checks=checks, valid=passed(checks))
 
 
@@ -131,16 +133,16 @@ def _drafts(
         model = drafters.Model(smaller[0])
         model.clear()
         return dict.fromkeys(references, model)
-    found: dict[int, Draft] = {}
-    for seq, each in references.items():
+    drafts: dict[int, Draft] = {}
+    for seq, reference in references.items():
         rng = np.random.default_rng([cell.seed, seq])
         if cell.drafter == "even":
             counts = drafters.evenly(cell.n_draft, rng)
         else:  # an adaptive length depends on the outcome of the last draft, so its draws have to be independent
             strata = 1 if cell.drafter == "adapts" else drafters.STRATA
             counts = drafters.accepted(cell.accepts, cell.n_draft, rng, strata)
-        found[seq] = drafters.forced(each.tokens, counts, session.n_vocab)
-    return found
+        drafts[seq] = drafters.forced(reference.tokens, counts, session.n_vocab)
+    return drafts
 
 
 def _explained(cell: Speculate, session: Session, reference: Reference, at: int, token: int) -> tuple[float, float]:
@@ -164,11 +166,11 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
     Calls of equal length in a row, for which the engine keeps its graph, and calls of all lengths in turn.
     """
     lengths = range(1, cell.n_draft + 2)
-    kept = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
+    repeated = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
     fresh = [(n, _call(session, loop, n)) for _ in range(ALONE + 1) for n in lengths]
-    found = {"columns": [float(n) for n in lengths for _ in range(ALONE)]}
-    found["column ns"] = [ns for i, (_, ns) in enumerate(kept) if i % (ALONE + 1)]
-    found["fresh ns"] = [ns for n in lengths for each, ns in fresh[len(lengths) :] if each == n]
+    parts = {"columns": [float(n) for n in lengths for _ in range(ALONE)]}
+    parts["column ns"] = [ns for i, (_, ns) in enumerate(repeated) if i % (ALONE + 1)]
+    parts["fresh ns"] = [ns for n in lengths for length, ns in fresh[len(lengths) :] if length == n]
     save, restore = [], []
     for _ in range(ALONE + 1) if loop.way.saves else ():
         times: Times = dict.fromkeys(TERMS, 0)
@@ -180,7 +182,7 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
             state, n_past = loop.way.saved[seq]
             session.set_state(seq, state, n_past, loop.way.part)
         restore.append(float(clock() - start))
-    return {**found, "save ns": save[1:], "restore ns": restore[1:]}
+    return {**parts, "save ns": save[1:], "restore ns": restore[1:]}
 
 
 def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[float]]:
@@ -197,9 +199,11 @@ def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[f
 def _call(session: Session, loop: Loop, n: int) -> float:
     """Nanoseconds of one verification of `n` tokens after each prompt."""
     session.clear()
-    for seq, each in loop.references.items():
-        session.set_state(seq, each.state, each.n_prompt)
-    call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
+    for seq, reference in loop.references.items():
+        session.set_state(seq, reference.state, reference.n_prompt)
+    call = {
+        seq: reference.tokens[reference.n_prompt : reference.n_prompt + n] for seq, reference in loop.references.items()
+    }
     start = clock()
     for logits in loop.verify(call).values():
         logits.argmax(axis=1)

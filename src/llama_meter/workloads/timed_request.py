@@ -105,10 +105,10 @@ def about(cell: Trace, path: Path, measured: Measured) -> dict[str, Any]:
 def _checked(path: Path, n_tokens: int) -> Path:
     """The path; StudyError unless its file exists, may be measured, and has room for `n_tokens` tokens."""
     header = read(path)
-    found = blocking(checking.check(path, gate=False))
-    if found and not os.environ.get(files.ACCEPT):
+    findings = blocking(checking.check(path, gate=False))
+    if findings and not os.environ.get(files.ACCEPT):
         raise StudyError(
-            str(path), f"must not be measured: {found[0].evidence}", f"{found[0].mend}; or {files.ACCEPT}=WORDS"
+            str(path), f"must not be measured: {findings[0].evidence}", f"{findings[0].mend}; or {files.ACCEPT}=WORDS"
         )
     spec, _ = read_spec(header)
     if spec is None:
@@ -157,7 +157,7 @@ def write(path: Path, trace: dict[str, Any]) -> None:
 def _phase(phase: Phase, timeline: Timeline) -> Iterator[Event]:
     zero = timeline.start
     yield _complete(phase.name, "phase", phase.start, phase.end, zero)
-    for layer, group in groupby(_with_layers(phase, timeline.nodes), key=lambda found: found[1]):
+    for layer, group in groupby(_with_layers(phase, timeline.nodes), key=lambda pair: pair[1]):
         spans = [span for span, _ in group]
         if layer is not None:
             yield _complete(f"LAYER {layer}", "layer", spans[0].start, spans[-1].end, zero)
@@ -170,16 +170,16 @@ def _with_layers(phase: Phase, nodes: tuple[Node, ...]) -> list[tuple[Span, int 
 
     The callbacks that record a layer's nodes belong to the layer as well, except the last.
     """
-    known = [operators.layer(nodes[span.node]) if span.kind == "operator" else None for span in phase.spans]
-    last: dict[int, int] = {layer: at for at, layer in enumerate(known) if layer is not None}
-    found: list[tuple[Span, int | None]] = []
+    layers = [operators.layer(nodes[span.node]) if span.kind == "operator" else None for span in phase.spans]
+    last: dict[int, int] = {layer: at for at, layer in enumerate(layers) if layer is not None}
+    pairs: list[tuple[Span, int | None]] = []
     current: int | None = None
     for at, span in enumerate(phase.spans):
-        if known[at] is not None:
-            current = known[at]
+        if layers[at] is not None:
+            current = layers[at]
         inside = current is not None and at <= last[current] and span.kind in ("operator", "callback")
-        found.append((span, current if inside else None))
-    return found
+        pairs.append((span, current if inside else None))
+    return pairs
 
 
 def _span(span: Span, layer: int | None, timeline: Timeline) -> Event:

@@ -121,25 +121,25 @@ def _checks(cell: Trace, done: Requests) -> dict[str, float | bool]:
 
 
 def _sums(timelines: list[Timeline]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     rows = [operators.sums(timeline) for timeline in timelines]
     for kind, first in rows[0].items():
         for name, work in first.items():
-            found[f"{kind}/{name}/ns"] = [row[kind][name].ns for row in rows]
+            series[f"{kind}/{name}/ns"] = [row[kind][name].ns for row in rows]
             if work.nodes:
-                found |= {f"{kind}/{name}/{what}": [getattr(work, name_of)] for what, name_of in COUNTED.items()}
-    return found
+                series |= {f"{kind}/{name}/{what}": [getattr(work, name_of)] for what, name_of in COUNTED.items()}
+    return series
 
 
 def _durations(done: Requests) -> dict[str, list[float]]:
     """Nanoseconds of each phase in every recorded and every plain request."""
     recorded = [[t.phases[0].start, *(phase.end for phase in t.phases)] for t in done.timelines]
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for what, every in (("recorded", recorded), ("plain", done.plain)):
-        found[f"prefill/{what}"] = [stamps[1] - stamps[0] for stamps in every]
+        series[f"prefill/{what}"] = [stamps[1] - stamps[0] for stamps in every]
         if len(every[0]) > 2:
-            found[f"decode/{what}"] = [stamps[-1] - stamps[1] for stamps in every]
-    return found
+            series[f"decode/{what}"] = [stamps[-1] - stamps[1] for stamps in every]
+    return series
 
 
 RUNS = {Trace: run}

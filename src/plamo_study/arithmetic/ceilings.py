@@ -85,10 +85,10 @@ def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def main_place(rows: pd.DataFrame) -> Place:
     """The main set-up of a study: its most frequent machine, offloaded where possible, with all threads."""
-    found = usable(rows)
-    found = found[found["machine"] == found["machine"].mode().iloc[0]]
-    machine, threads = found["machine"].iloc[0], found["n_threads"].max()
-    layers = on_main_device(found)["n_gpu_layers"].min()
+    usable_rows = usable(rows)
+    usable_rows = usable_rows[usable_rows["machine"] == usable_rows["machine"].mode().iloc[0]]
+    machine, threads = usable_rows["machine"].iloc[0], usable_rows["n_threads"].max()
+    layers = on_main_device(usable_rows)["n_gpu_layers"].min()
     return Place(str(machine), int(threads), int(layers))
 
 
@@ -106,18 +106,18 @@ class Here:
 
     def read(self) -> Rate:
         """Read bandwidth in B/s. Raises StudyError where no table has it."""
-        if (found := self._read()) is None:
+        if (rate := self._read()) is None:
             raise _missing("read ceiling", self.place)
-        return found
+        return rate
 
     def kernel(self, dtype: str) -> Rate:
         """FLOP/s for many columns of the kernel for a loaded model's tensors of a type.
 
         Raises StudyError if that kernel was not measured.
         """
-        if (found := self._kernel(dtype)) is None:
+        if (rate := self._kernel(dtype)) is None:
             raise _missing(f"matmul ceiling of {dtype}", self.place)
-        return found
+        return rate
 
     def limits(self, what: Model | str, heads: float = 0.0) -> tuple[Ceilings, Ceilings]:
         """(best, usual) ceilings for a file, or for a tensor type by name.
@@ -137,12 +137,12 @@ class Here:
 
     def _find_read(self) -> Rate | None:
         every = (table[table["ceiling"] == READ] for table in self._tables)
-        return next((_rate(found, found["n_bytes"]) for found in every if len(found)), None)
+        return next((_rate(rows, rows["n_bytes"]) for rows in every if len(rows)), None)
 
     def _find_kernel(self, dtype: str) -> Rate | None:
         every = (_loaded(table[table["ceiling"] == MATMUL], dtype) for table in self._tables)
-        many = (found[found["many"]] for found in every)
-        return next((_rate(found, found["n_flops"]) for found in many if len(found)), None)
+        many = (rows[rows["many"]] for rows in every)
+        return next((_rate(rows, rows["n_flops"]) for rows in many if len(rows)), None)
 
 
 def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
@@ -173,11 +173,11 @@ def usual_limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, 
 
 
 def _limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, tuple[Ceilings, Ceilings]]:
-    table, found = measured([rows]), dict[Name, tuple[Ceilings, Ceilings]]()
+    table, by_name = measured([rows]), dict[Name, tuple[Ceilings, Ceilings]]()
     for name, file in files.items() if len(table) else ():
         with suppress(StudyError):  # a kernel of this file was not measured
-            found[name] = limits_at([table], main_place(rows), file)
-    return found
+            by_name[name] = limits_at([table], main_place(rows), file)
+    return by_name
 
 
 def of_study(rows: pd.DataFrame) -> pd.DataFrame:
@@ -224,25 +224,25 @@ def published(machine: Mapping[str, Any]) -> Published | None:
     for entry in entries:
         if cores in entry["gpu_cores"]:
             return Published(entry["bandwidth"], entry["source"])
-    told = f"its {cores} GPU cores" if cores else "it without its number of GPU cores"
-    listed = [str(each) for each in sorted(chain(*(entry["gpu_cores"] for entry in entries)))]
-    known = f"is listed with {' or '.join(listed)} GPU cores" if listed else "is not listed"
-    return Published(None, why=f"no published bandwidth for {told}: {chip} {known}")
+    wanted = f"its {cores} GPU cores" if cores else "it without its number of GPU cores"
+    listed = [str(count) for count in sorted(chain(*(entry["gpu_cores"] for entry in entries)))]
+    listing = f"is listed with {' or '.join(listed)} GPU cores" if listed else "is not listed"
+    return Published(None, why=f"no published bandwidth for {wanted}: {chip} {listing}")
 
 
 def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
     """The usual ceilings of each block, columns read (B/s) and matmul (FLOP/s); NaN where a kernel is missing."""
-    found = at(table, place, READ).set_index("block")
+    reads = at(table, place, READ).set_index("block")
     shares = {what: 1.0} if isinstance(what, str) else multiplied(what)
     spent = [n / _by_block(table, place, dtype) for dtype, n in shares.items()]
     matmul = sum(shares.values()) / pd.concat(spent, axis=1).sum(axis=1, skipna=False)
-    return pd.DataFrame({READ: found["n_bytes"] / found["usual"], MATMUL: matmul})
+    return pd.DataFrame({READ: reads["n_bytes"] / reads["usual"], MATMUL: matmul})
 
 
 def _by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
-    found = loaded(table, place, dtype)
-    found = found[found["many"]].set_index("block")
-    return found["n_flops"] / found["usual"]
+    products = loaded(table, place, dtype)
+    products = products[products["many"]].set_index("block")
+    return products["n_flops"] / products["usual"]
 
 
 def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]:
@@ -255,16 +255,16 @@ def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]
 
 def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:
     """FLOP/s for many columns of every kernel measured at a place, over all tables."""
-    found = at(pd.concat(tables, ignore_index=True), place, MATMUL)
-    groups = found[found["many"]].groupby(["dtype", "layout"], sort=False)
+    products = at(pd.concat(tables, ignore_index=True), place, MATMUL)
+    groups = products[products["many"]].groupby(["dtype", "layout"], sort=False)
     return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
 
 
 def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
     """Seconds per weight by number of columns, medians over processes, of a loaded tensor's kernels."""
-    found = loaded(table, place, dtype)
-    spent = found["usual"] / found["weights"]
-    return {int(columns): float(values.median()) for columns, values in spent.groupby(found["columns"])}
+    products = loaded(table, place, dtype)
+    spent = products["usual"] / products["weights"]
+    return {int(columns): float(values.median()) for columns, values in spent.groupby(products["columns"])}
 
 
 def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
@@ -273,9 +273,9 @@ def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
 
 
 def _loaded(products: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    found = products[products["dtype"] == dtype]
-    packed = found["layout"] == PACKED
-    return found[packed] if packed.any() else found
+    own = products[products["dtype"] == dtype]
+    packed = own["layout"] == PACKED
+    return own[packed] if packed.any() else own
 
 
 def at(table: pd.DataFrame, place: Place, ceiling: str = "") -> pd.DataFrame:
@@ -291,9 +291,9 @@ def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
     tensors = model["tensors"]
     head = tensors.get("output") or tensors.get("token_embd")
     if head and heads:
-        known = weighty(by_type(model))
+        types = weighty(by_type(model))
         for dtype, part in _parts(head).items():
-            if dtype in known:
+            if dtype in types:
                 amounts[dtype] += heads * part["n_elements"]
     return {dtype: amount for dtype, amount in amounts.items() if amount}
 
@@ -301,15 +301,15 @@ def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
 def by_type(model: Model) -> dict[str, dict[str, int]]:
     """By tensor type of a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
     untied = "output" in model["tensors"]
-    found: dict[str, dict[str, int]] = {}
+    amounts: dict[str, dict[str, int]] = {}
     for kind, tensors in model["tensors"].items():
         if (kind in NO_MATMUL and kind not in ("token_embd", "output")) or kind.endswith("_norm"):
             continue
         for dtype, part in _parts(tensors).items():
-            sums = found.setdefault(dtype, {"bytes": 0, "multiplied": 0})
+            sums = amounts.setdefault(dtype, {"bytes": 0, "multiplied": 0})
             sums["bytes"] += 0 if untied and kind == "token_embd" else part["n_bytes"]
             sums["multiplied"] += 0 if kind in NO_MATMUL else part["n_elements"]
-    return found
+    return amounts
 
 
 def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
@@ -319,13 +319,13 @@ def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, 
 
 
 def _parts(tensors: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-    found: Mapping[str, Mapping[str, int]] = tensors.get("by_type", {tensors["type"]: tensors})
-    return found
+    parts: Mapping[str, Mapping[str, int]] = tensors.get("by_type", {tensors["type"]: tensors})
+    return parts
 
 
 def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
-    found = rows[rows["status"] == "ok"]
-    for row in found[[*SAME, "workload", "label", "checks", "size", "n_prompt", "samples_ns"]].to_dict("records"):
+    ok_rows = rows[rows["status"] == "ok"]
+    for row in ok_rows[[*SAME, "workload", "label", "checks", "size", "n_prompt", "samples_ns"]].to_dict("records"):
         layout, times = _layout(row), list(chain(*row["samples_ns"]))
         entry = {name: row[name] for name in SAME} | {"ceiling": row["workload"], "layout": layout, "many": False}
         entry |= {"columns": 0, "weights": 0, "best": min(times) / NS, "usual": float(np.median(times)) / NS}
@@ -347,8 +347,8 @@ def _layout(row: Mapping[str, Any]) -> str:
     return "" if row["label"] == PACKED else PLAIN
 
 
-def _rate(found: pd.DataFrame, work: pd.Series) -> Rate:
-    return Rate(float((work / found["best"]).max()), tuple((work / found["usual"]).tolist()))
+def _rate(rows: pd.DataFrame, work: pd.Series) -> Rate:
+    return Rate(float((work / rows["best"]).max()), tuple((work / rows["usual"]).tolist()))
 
 
 def _missing(what: str, place: Place) -> StudyError:

@@ -52,8 +52,11 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
         token_s, quiet = float(group["token_s"].median()), float(group["watts_idle"].median())
         entry |= {"watts": stats.median(group["watts"].tolist()), "idle": stats.median(group["watts_idle"].tolist())}
         least_s = float(group["timed_s"].min())
-        found, off = stats.median(group["joules_token"].tolist()), float(group["step_s"].max()) / least_s
-        entry |= {"joules": replace(found, low=found.low * (1 - off), high=found.high * (1 + off)), "least_s": least_s}
+        joules, off = stats.median(group["joules_token"].tolist()), float(group["step_s"].max()) / least_s
+        entry |= {
+            "joules": replace(joules, low=joules.low * (1 - off), high=joules.high * (1 + off)),
+            "least_s": least_s,
+        }
         entries.append(entry | {"most": (limit - quiet) * token_s})
     return pd.DataFrame(entries, columns=PER_TOKEN)
 
@@ -69,8 +72,10 @@ def _powers(rows: pd.DataFrame) -> pd.DataFrame:
         for meter, joules in row.joules.items()
         if not meter.startswith(BOARD) or row.n_gpu_layers or row.workload == "idle"
     ]
-    found = pd.DataFrame(entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "limit_w", "token_s", "tokens"])
-    return found.astype({"limit_w": float})
+    powers = pd.DataFrame(
+        entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "limit_w", "token_s", "tokens"]
+    )
+    return powers.astype({"limit_w": float})
 
 
 def _tokens(row: Any) -> int:

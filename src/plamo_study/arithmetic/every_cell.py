@@ -39,7 +39,7 @@ CELL_COLUMNS = [
     "bound",
     "measured",
     "by_kernel",
-    *(each for each in NUMBERS if each not in KEY),
+    *(name for name in NUMBERS if name not in KEY),
 ]
 MAMBA = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
 SPAN = 4  # between measured numbers of columns at most this many times apart, times are interpolated
@@ -111,10 +111,10 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
     for (name, rows, facts), table in zip(studies, own, strict=True):
         files = {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
         limits: dict[tuple[Place, tuple[str, str], int], Limits | StudyError] = {}
-        found = usable(rows[rows["workload"].isin(TIMED)])
-        found = found[found["samples_ns"].map(len).astype(bool)][[*KEY, "samples_ns", "prefill_ns", "series"]]
+        runs = usable(rows[rows["workload"].isin(TIMED)])
+        runs = runs[runs["samples_ns"].map(len).astype(bool)][[*KEY, "samples_ns", "prefill_ns", "series"]]
         near: dict[Place, ceilings.Here] = {}  # the ceilings of a place, its study's first
-        for key, group in found.groupby(KEY, sort=False):
+        for key, group in runs.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
             cell |= {"n": len(group), "chip": device(facts[cell["machine"]], cell["n_gpu_layers"] != 0)}
@@ -152,7 +152,7 @@ def _timed(cell: Mapping[str, Any], group: pd.DataFrame) -> Iterator[Timed]:
     elif cell["workload"] == "decode":
         depth = cell["n_prompt"] + cell["n_gen"] / 2
         yield Timed("decode", 1, depth, _medians(samples), n_seq)
-        fills = [[found] for found in group["prefill_ns"] if found]
+        fills = [[fill] for fill in group["prefill_ns"] if fill]
         if fills:
             yield Timed("prefill", cell["n_prompt"], 0, _medians(fills), n_seq, together)
     elif cell["workload"] == "naive":
@@ -195,8 +195,8 @@ def _limits(
         best, usual = here.limits(model, heads=1 / n_tokens)
     except StudyError as error:
         return error
-    known = {dtype: by_columns.get((place, dtype), {}) for dtype in ceilings.by_type(model)}
-    return Limits(best, usual, Ceilings(best.read, fastest[place]), known)
+    by_dtype = {dtype: by_columns.get((place, dtype), {}) for dtype in ceilings.by_type(model)}
+    return Limits(best, usual, Ceilings(best.read, fastest[place]), by_dtype)
 
 
 def _compared(
@@ -245,7 +245,7 @@ def _by_kernel(
     return None if spent is None else Band(spent, rest.high)
 
 
-def products(model: Model, shape: Mapping[str, Any], known: Known, projections_apart: bool) -> float | None:
+def products(model: Model, shape: Mapping[str, Any], by_dtype: Known, projections_apart: bool) -> float | None:
     """Seconds of all matrix products of a pass, each type with its own kernel at the pass's number of columns.
 
     None where a kernel was not measured near that number: one built for many columns does not reach its rate at few.
@@ -261,7 +261,7 @@ def products(model: Model, shape: Mapping[str, Any], known: Known, projections_a
     work = [(blocks, columns, streams) for columns in passes] + [(head, n_seq if together else 1, streams)]
     work += [(mamba, tokens, n_seq)] if apart else [(mamba, columns, streams) for columns in passes]
     spent = [
-        times * elements * _per_weight(known.get(dtype, {}), columns)
+        times * elements * _per_weight(by_dtype.get(dtype, {}), columns)
         for amounts, columns, times in work
         for dtype, elements in amounts.items()
     ]
@@ -277,24 +277,24 @@ def _kinds(model: Model) -> tuple[list[str], list[str], list[str]]:
 
 def _amounts(model: Model, kinds: Iterable[str]) -> dict[str, float]:
     """Number of weights by tensor type, without types that hold almost none of the file."""
-    known, found = ceilings.weighty(ceilings.by_type(model)), dict[str, float]()
+    types, amounts = ceilings.weighty(ceilings.by_type(model)), dict[str, float]()
     for kind in kinds:
         tensors = model["tensors"][kind]
         for dtype, part in tensors.get("by_type", {tensors["type"]: tensors}).items():
-            if dtype in known:
-                found[dtype] = found.get(dtype, 0.0) + part["n_elements"]
-    return found
+            if dtype in types:
+                amounts[dtype] = amounts.get(dtype, 0.0) + part["n_elements"]
+    return amounts
 
 
-def _per_weight(known: Mapping[int, float], columns: int) -> float:
+def _per_weight(spent: Mapping[int, float], columns: int) -> float:
     """Seconds per weight at `columns` columns; proportional beyond the last measured number, NaN far from any."""
-    at = sorted(known)
+    at = sorted(spent)
     below, above = max((n for n in at if n <= columns), default=0), min((n for n in at if n >= columns), default=0)
     if below and not above:
-        return known[below] * columns / below if columns <= SPAN * below else float("nan")
+        return spent[below] * columns / below if columns <= SPAN * below else float("nan")
     if not below or above > SPAN * below:
         return float("nan")
-    return float(np.interp(columns, (below, above), (known[below], known[above]))) if above > below else known[below]
+    return float(np.interp(columns, (below, above), (spent[below], spent[above]))) if above > below else spent[below]
 
 
 def _again(timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[str, Any]) -> float:

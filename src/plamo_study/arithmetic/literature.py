@@ -33,14 +33,14 @@ Entry = Mapping[str, Any]
 
 def parts() -> list[dict[str, Any]]:
     """Parts with their published bandwidth, memory and peaks, each with its sources."""
-    found: list[dict[str, Any]] = _toml("hardware.toml")["part"]
-    return found
+    entries: list[dict[str, Any]] = _toml("hardware.toml")["part"]
+    return entries
 
 
 def cores() -> list[dict[str, Any]]:
     """Operations per cycle of the cores of the processors measured here, with sources."""
-    found: list[dict[str, Any]] = _toml("hardware.toml")["core"]
-    return found
+    entries: list[dict[str, Any]] = _toml("hardware.toml")["core"]
+    return entries
 
 
 def part(name: str) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def peak(
 
 def clock(rows: pd.DataFrame) -> float | None:
     """Median clock in Hz of the rows that recorded one (`mhz`, where the system reports it), else None."""
-    told = rows["mhz"].dropna() if "mhz" in rows else pd.Series(dtype=float)
-    return float(np.median(told)) * 1e6 if len(told) else None
+    clocks = rows["mhz"].dropna() if "mhz" in rows else pd.Series(dtype=float)
+    return float(np.median(clocks)) * 1e6 if len(clocks) else None
 
 
 def kernels(measured: Mapping[Kernel, Rate], peaks: Mapping[str, Peak]) -> pd.DataFrame:
@@ -104,11 +104,11 @@ def kernels(measured: Mapping[Kernel, Rate], peaks: Mapping[str, Peak]) -> pd.Da
     ordered = sorted(measured.items(), key=lambda item: -item[1].best)
     entries = []
     for kernel, rate in ordered:
-        found = peaks[kernel.dtype]
-        entry: dict[str, Any] = {"name": kernel.name, "best": rate.best, "usual": rate.usual, "why": found.why}
+        limit = peaks[kernel.dtype]
+        entry: dict[str, Any] = {"name": kernel.name, "best": rate.best, "usual": rate.usual, "why": limit.why}
         entry |= {"of_fastest": rate.best / ordered[0][1].best}
-        entry |= {"of_peak": rate.best / found.value if found.value else None}
-        entries.append(entry | {"at_least": rate.best / found.most if found.most else None})
+        entry |= {"of_peak": rate.best / limit.value if limit.value else None}
+        entries.append(entry | {"at_least": rate.best / limit.most if limit.most else None})
     return pd.DataFrame(entries, columns=["name", "best", "usual", "why", "of_fastest", "of_peak", "at_least"])
 
 

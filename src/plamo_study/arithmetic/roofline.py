@@ -77,8 +77,8 @@ def weight_bytes(model: Model) -> int:
 def head_bytes(model: Model) -> int:
     """Bytes of the output head: its own tensor, or the embedding it is tied to."""
     tensors = model["tensors"]
-    found = tensors.get("output") or tensors.get("token_embd") or {"n_bytes": 0}
-    return int(found["n_bytes"])
+    head = tensors.get("output") or tensors.get("token_embd") or {"n_bytes": 0}
+    return int(head["n_bytes"])
 
 
 def kv_bytes_per_token(model: Model, type_kv: str = "f16", type_v: str = "") -> float:

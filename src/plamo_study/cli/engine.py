@@ -22,12 +22,12 @@ def build(
     name: Annotated[str, typer.Argument(help="name from `engine list`, e.g. corrected or 0.3.20; releases: all")],
 ) -> None:
     """Compile a build: the locked sources with patches, whose other libraries are the installed ones, or a release."""
-    for each in engines.named([name], here=False):
-        with report.building(each) as on_step:
-            path, made = engines.build(each, on_step)
-        said, use = "built" if made else "is here already", f"; use it with --engine {each} or --beside {each}"
-        uses = "" if "program" in engines.definition(each) else use
-        report.console.print(f"{each} {said}: {report.short(path)}{uses}")
+    for engine in engines.named([name], here=False):
+        with report.building(engine) as on_step:
+            path, made = engines.build(engine, on_step)
+        said, use = "built" if made else "is here already", f"; use it with --engine {engine} or --beside {engine}"
+        uses = "" if "program" in engines.definition(engine) else use
+        report.console.print(f"{engine} {said}: {report.short(path)}{uses}")
 
 
 @app.command()

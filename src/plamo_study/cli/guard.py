@@ -26,10 +26,10 @@ def guarded(command: Callable[[], object]) -> None:
         _check_folder()
         command()
     except MENDABLE as error:
-        known = mendable(error)
-        if known is None:
+        study_error = mendable(error)
+        if study_error is None:
             raise
-        report.console.print(str(known), style="red", soft_wrap=True)
+        report.console.print(str(study_error), style="red", soft_wrap=True)
         raise SystemExit(2) from None
 
 
@@ -68,5 +68,5 @@ def alone(folder: Path) -> Iterator[None]:
         os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
         yield
     finally:
-        for each in {file, held}:
-            os.close(each)
+        for descriptor in {file, held}:
+            os.close(descriptor)

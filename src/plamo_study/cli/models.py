@@ -111,15 +111,15 @@ def check(
         for change in repairs.repair(file, repair, rope_theta, sha256):
             report.console.print(change, markup=False)
         file, sha256 = repair, ""
-    found = checking.check(file, sha256, gate)
+    findings = checking.check(file, sha256, gate)
     if file.resolve().is_relative_to(paths.MODELS.resolve()):  # what lies elsewhere is not listed
-        _record(file, sha256, found)
+        _record(file, sha256, findings)
     if json:
-        for finding in found:
+        for finding in findings:
             echo({"file": str(file)} | asdict(finding))
     else:
-        report_models.findings(file, found)
-    raise typer.Exit(1 if blocking(found) else 0)
+        report_models.findings(file, findings)
+    raise typer.Exit(1 if blocking(findings) else 0)
 
 
 @app.command()
@@ -147,8 +147,8 @@ def quantize(
     mistaken.check_path(source)
     target = recipes.default_out(source, chosen) if out is None else out
     if dry_run:
-        known = matrices.read(imatrix) if imatrix else imatrix_text is not None
-        report_models.sizes(recipes.plan_sizes(source, chosen, known, requantize), json)
+        importance = matrices.read(imatrix) if imatrix else imatrix_text is not None
+        report_models.sizes(recipes.plan_sizes(source, chosen, importance, requantize), json)
         return
     check_out(target, force)
     beside = target.with_suffix(".imatrix.gguf")
@@ -175,14 +175,14 @@ def probe_ranges(
     from llama_meter.measure import ranges
 
     use_engine(engine)
-    found = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
+    measured = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
     if json:
-        echo({"file": str(file), "checks": found.checks, "series": found.series})
+        echo({"file": str(file), "checks": measured.checks, "series": measured.series})
         return
     from plamo_study.laws import numeric_range
     from plamo_study.show.labels import table
 
-    probed = numeric_range.by_kind(numeric_range.ranges(found.series).assign(model=""))
+    probed = numeric_range.by_kind(numeric_range.ranges(measured.series).assign(model=""))
     shown = table(
         probed,
         "kind prompt decode where layer factor verdict",
@@ -198,9 +198,9 @@ def probe_ranges(
     Terminal().print(grid, *shown.notes)
 
 
-def _record(file: Path, sha256: str, found: list[Finding]) -> None:
+def _record(file: Path, sha256: str, findings: list[Finding]) -> None:
     """Record the findings beside the file where that is writable; they are printed in any case."""
     try:
-        inventory.record(file, sha256, [asdict(finding) for finding in found])
+        inventory.record(file, sha256, [asdict(finding) for finding in findings])
     except OSError as error:
         report.console.print(f"not kept for `models list`: {report.short(file.parent)}: {error.strerror}")

@@ -18,7 +18,7 @@ from llama_meter.measure.asked import NOTHING, Sweep, sweep
 from llama_meter.measure.durations import lasts
 from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
-from plamo_study.live import at_hand as core, budget, conduct, live as told
+from plamo_study.live import at_hand as core, budget, conduct, live
 from plamo_study.plans import registry as studies
 from plamo_study.plans.handover import is_pair
 from plamo_study.plans.your_machine import first_round
@@ -88,10 +88,10 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         if new:
             pace = core.probed(planned.scale)
             times = pace.times
-            _say_how_long(told.expected_s(planned, 0, times), lacking, limit, pace)
+            _say_how_long(live.expected_s(planned, 0, times), lacking, limit, pace)
             whole_s = lasts(replace(soon, blocks=planned.blocks), pace=times)
             rounds = [first, every] if not limit or whole_s <= 60 * limit else rounds  # else blocks would be cut
-        report.beforehand([told.Ahead(planned, limit, times)])
+        report.beforehand([live.Ahead(planned, limit, times)])
         code = 0
         for varied in rounds:
             summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
@@ -120,14 +120,14 @@ def _in_order(asked: Asked) -> list[Path]:
 
     For files of a user's own and no names: those that take such files, in order of need, the page of a machine first.
     """
-    found = runs.find_notebooks(asked.notebooks)
+    notebooks = runs.find_notebooks(asked.notebooks)
     if asked.of_own_files:
         need, paired = list(studies.NOTEBOOKS), is_pair(sweep(files=asked.values["files"]))
-        own = (path for path in found if "files" in parameters.declared(path))
+        own = (path for path in notebooks if "files" in parameters.declared(path))
         return sorted(
             (path for path in own if paired or path.stem != studies.OF_PAIRS), key=lambda p: need.index(p.stem)
         )
-    return sorted(found, key=lambda path: (path.stem not in asked.of_page, path.stem in studies.OF_ALL))
+    return sorted(notebooks, key=lambda path: (path.stem not in asked.of_page, path.stem in studies.OF_ALL))
 
 
 def _execute(asked: Asked, values: dict[str, str]) -> int:
@@ -135,28 +135,28 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
 
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
-    found, live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
-    if asked.of_own_files and studies.OF_PAIRS not in {path.stem for path in found}:
+    notebooks, is_live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
+    if asked.of_own_files and studies.OF_PAIRS not in {path.stem for path in notebooks}:
         report.console.print(f"{studies.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
     device = os.environ.get(conduct.DEVICE, "auto")  # the same for every notebook, and on their pages
     given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()
-    for path in found:
+    for path in notebooks:
         declared = parameters.declared(path)
         own: dict[str, Any] = values | (as_recorded(path.stem, scale) if asked.published else {})
         own |= {"device": device} if device != "auto" and "device" in declared else {}
         given[path] = own | dict(asked.of_page.get(path.stem, {}))
         sweeps[path.stem] = _asked(path, given[path])
     shares = budget.of_notebooks(sweeps, scale, asked.minutes, sweeps)
-    needs = {name: budget.of_notebook(name, scale, shares[name], sweeps[name]) if live else [] for name in sweeps}
+    needs = {name: budget.of_notebook(name, scale, shares[name], sweeps[name]) if is_live else [] for name in sweeps}
     steps = report.Steps(
-        [budget.lasts(*each) for path in found for each in needs[path.stem]] + [NOTEBOOK_S] * len(found)
+        [budget.lasts(*need) for path in notebooks for need in needs[path.stem]] + [NOTEBOOK_S] * len(notebooks)
     )
     every = [(study, at, share, sweeps[name]) for name, of in needs.items() for study, at, share in of]
     report.beforehand(list(_ahead(every)))
     failed, results, left = False, [], []
-    for notebook in found:
+    for notebook in notebooks:
         own, varied = given[notebook], sweeps[notebook.stem]
-        if live and "minutes" in parameters.declared(notebook) and notebook.stem not in asked.of_page:
+        if is_live and "minutes" in parameters.declared(notebook) and notebook.stem not in asked.of_page:
             own = own | {"minutes": repr(shares[notebook.stem])}
         digest = inputs.digest(notebook.stem)
         if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
@@ -167,11 +167,11 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
                 digest = inputs.digest(notebook.stem)
             digest = "" if asked.force or not well else digest  # the next call reports this too
             failed |= not well
-        if notebook is found[0]:
+        if notebook is notebooks[0]:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
             results.append(runs.run(notebook, own, paths.REPORTS, digest))
-            if asked.published and results[0].is_new and len(found) > 1:
+            if asked.published and results[0].is_new and len(notebooks) > 1:
                 publishing.write()
         else:
             left.append((notebook, own, digest))
@@ -184,11 +184,11 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     return 1 if report.summary(results) or failed else 0
 
 
-def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[told.Ahead]:
+def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[live.Ahead]:
     """The plans that are about to be measured; what has none says so when its turn comes."""
     for study, scale, minutes, chosen in asked:
         with suppress(StudyError):
-            yield told.Ahead(conduct.build(study, scale, asked=_varied(study, chosen)), minutes)
+            yield live.Ahead(conduct.build(study, scale, asked=_varied(study, chosen)), minutes)
 
 
 def _varied(study: str, asked: Sweep) -> Sweep:
@@ -247,17 +247,17 @@ def measure_on(hosts: Path, notebooks: list[str], scale: str, minutes: float, di
     plan.check_scale(scale)
     names = [path.stem for path in runs.find_notebooks(notebooks)]
     shares = budget.of_notebooks(names, scale, minutes)
-    asked = [fleet.Asked(*each) for name in names for each in budget.of_notebook(name, scale, shares[name])]
-    found = fleet.read(hosts)
+    asked = [fleet.Asked(*need) for name in names for need in budget.of_notebook(name, scale, shares[name])]
+    host_list = fleet.read(hosts)
     rows: Counter[str] = Counter()
     outcomes: list[fleet.Outcome] = []
-    total = len(asked) * (1 if divide else len(found.host))
+    total = len(asked) * (1 if divide else len(host_list.host))
 
     def tell(host: str, new: int) -> None:
         rows[host] += new
         report.step(len(outcomes), total, f"{rows[host]} new rows of {host}")
 
-    for outcome in fleet.measure(found, asked, divide, tell):
+    for outcome in fleet.measure(host_list, asked, divide, tell):
         outcomes.append(outcome)
         report.of_host(outcome)
     return int(any(outcome.wrong for outcome in outcomes))

@@ -55,11 +55,11 @@ def _show(table: "pd.DataFrame") -> None:
     for (model, text), group in table.groupby(["model", "text"]):
         shown = Grid("file", "MB", *COLUMNS, title=f"{model} on {text}", leave=LEAVE)
         for line in group.to_dict("records"):
-            values = (_told(line[column], form, factor) for column, form, factor in COLUMNS.values())
+            values = (_formatted(line[column], form, factor) for column, form, factor in COLUMNS.values())
             invalid = "" if line["valid"] else f" {line['not_finite']} tokens not finite"
             shown.add(Text.assemble(line["file"], (invalid, "red")), f"{line['file_bytes'] / 1e6:,.1f}", *values)
         Terminal().print(shown)
 
 
-def _told(estimate: Any, form: str, factor: float) -> str:
+def _formatted(estimate: Any, form: str, factor: float) -> str:
     return f"{estimate.scaled(factor):{form}}" if estimate.value == estimate.value else ""

@@ -31,8 +31,8 @@ def models(entries: list[inventory.Entry], as_json: bool) -> None:
         terms = (entry.licence, "gated" if entry.gated else "", entry.pin) if spec.scale == "weights" else ()
         start, release = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M"), ", ".join(filter(None, terms))
         for file in entry.files:
-            found = file.checked or "not checked"
-            shown.add(*start, file.kind, f"{file.size / 1e6:,.1f}", file.sha256[:8] or "unknown", found, release)
+            verdict = file.checked or "not checked"
+            shown.add(*start, file.kind, f"{file.size / 1e6:,.1f}", file.sha256[:8] or "unknown", verdict, release)
         if not entry.files:
             shown.add(*start, "nothing", "", "", "", release)
         if spec.assumptions:
@@ -68,13 +68,13 @@ def written(path: Path) -> None:
     console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB", soft_wrap=True)
 
 
-def findings(path: Path, found: list[Finding]) -> None:
+def findings(path: Path, entries: list[Finding]) -> None:
     """Print a check's findings, worst first; text from outside is never read as markup."""
     shown = Grid("severity", "code", "evidence", "mend", title=Text(short(path)))
-    for finding in found:
+    for finding in entries:
         severity = Text(finding.severity, style=STYLES[finding.severity])
         shown.add(severity, finding.code, Text(finding.evidence), Text(finding.mend))
-    Terminal().print(shown if found else Text(f"{short(path)}: nothing found"))
+    Terminal().print(shown if entries else Text(f"{short(path)}: nothing found"))
 
 
 def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:

@@ -39,16 +39,16 @@ def pack(
     about = _beside(out)
     for path in (out, about):
         check_out(path, force)
-    found = packs.unpack(made.data, registry.STUDIES)
-    strangers.check(found)
+    unpacked = packs.unpack(made.data, registry.STUDIES)
+    strangers.check(unpacked)
     command = "plamo-study rows pack" + (f" --machine {machine}" if machine else "")
-    introduced = strangers.text(found, out.name, command + (f" --place {place}" if place != journal.LOCAL else ""))
+    introduced = strangers.text(unpacked, out.name, command + (f" --place {place}" if place != journal.LOCAL else ""))
     for path, data in ((out, made.data), (about, introduced.encode())):
         with growing(path) as partial:
             partial.write_bytes(data)
     for why, rows in made.left_out.items():
         report.console.print(f"left out: {rows} rows of {why}", style="yellow")
-    said = f"{found.rows} rows of {len(found.journals)} journals, {processors.machine(found.facts)}"
+    said = f"{unpacked.rows} rows of {len(unpacked.journals)} journals, {processors.machine(unpacked.facts)}"
     report.console.print(f"{report.short(out)}: {said}; add it elsewhere with `plamo-study rows add {out.name}`")
     report.console.print(f"{report.short(about)}: the text for a pull request; fill in its open line")
 
@@ -67,11 +67,11 @@ def add(
 
     check_file(file, packs.MOST_BYTES)
     place = journal.OTHERS if tracked else ""
-    found = packs.unpack(file, registry.STUDIES)
-    strangers.check(found)
-    new = packs.file(found, place)
-    said = f"{new} of {found.rows} rows are new, {processors.machine(found.facts)}"
-    report.console.print(f"{said}: {report.short(paths.MEASURED / (place or found.machine))}")
+    unpacked = packs.unpack(file, registry.STUDIES)
+    strangers.check(unpacked)
+    new = packs.file(unpacked, place)
+    said = f"{new} of {unpacked.rows} rows are new, {processors.machine(unpacked.facts)}"
+    report.console.print(f"{said}: {report.short(paths.MEASURED / (place or unpacked.machine))}")
 
 
 def _beside(out: Path) -> Path:

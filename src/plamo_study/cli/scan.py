@@ -48,8 +48,8 @@ def scan(
     job = Job(cell=cell, path=str(reference), others=[str(candidate)])
     outcome = process.work(job, HOURS, workload=workload.__name__)
     report.leave_unless_ok(outcome, f"scanning {candidate.name}")
-    found = fragility.Scanned(reference.name, "reference", candidate.name, outcome.measured.series)
-    joined = fragility.fragility([found]).merge(fragility.damage([found]).drop(columns="dropped"))
+    scanned = fragility.Scanned(reference.name, "reference", candidate.name, outcome.measured.series)
+    joined = fragility.fragility([scanned]).merge(fragility.damage([scanned]).drop(columns="dropped"))
     _json(joined) if json else _show(joined)
     raise typer.Exit(0 if outcome.measured.valid else 1)
 

@@ -96,11 +96,11 @@ def probe(
     ask = Ask(Target(url, model), prompt_tokens, output_tokens, concurrency, rate, seconds)
     ask = probing.prepared(ask, yes, report.console.print)
     own = traffic.watched(ask.target, watch) if watch else None
-    found = msgspec.structs.replace(probing.probe(ask, report.console.print), traffic=own)
+    probed = msgspec.structs.replace(probing.probe(ask, report.console.print), traffic=own)
     if html:
         with growing(html) as partial:
-            partial.write_text(page.html(found), encoding="utf-8")
+            partial.write_text(page.html(probed), encoding="utf-8")
     if json:
-        typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))  # NaN stays NaN
+        typer.echo(jsonlib.dumps(msgspec.to_builtins(probed)))  # NaN stays NaN
     else:
-        Terminal().print(page.text(found), soft_wrap=True)
+        Terminal().print(page.text(probed), soft_wrap=True)

@@ -90,8 +90,8 @@ class Grid:
     def _limits(self, console: Console, options: ConsoleOptions, column: int) -> tuple[int, int]:
         """The width of a column's longest word, and of its longest line."""
         cells = [Text(self.headings[column]), *(self._text(console, line[column]) for line in self.lines)]
-        found = [Measurement.get(console, options.update_width(10_000), cell) for cell in cells]
-        return max(each.minimum for each in found), max(each.maximum for each in found)
+        widths = [Measurement.get(console, options.update_width(10_000), cell) for cell in cells]
+        return max(width.minimum for width in widths), max(width.maximum for width in widths)
 
     def _table(self, shown: list[int], limits: list[tuple[int, int]], width: int) -> Table:
         """Room beyond the longest words goes to the columns that lack most of it."""

@@ -63,12 +63,12 @@ def _show(measured: Measured, n_gen: int) -> None:
     works = {(entry["phase"], entry["class"]): entry for entry in study.of_series(measured.series, n_gen)}
     phases = [phase for phase in study.PHASES if f"{phase}/recorded" in measured.series]
     for phase in phases:
-        known = {name: works[phase, name] for name in CLASSES if (phase, name) in works}
-        total = sum(work["ns"] for work in known.values())
+        by_class = {name: works[phase, name] for name in CLASSES if (phase, name) in works}
+        total = sum(work["ns"] for work in by_class.values())
         shown = Grid(phase, "share", "us" if phase == "prefill" else "us / step", "GB/s", "GFLOP/s", "nodes")
         for name in CLASSES:
-            if name in known or name == "other":
-                shown.add(name, *_columns(known.get(name), total))
+            if name in by_class or name == "other":
+                shown.add(name, *_columns(by_class.get(name), total))
         Terminal().print(shown)
     for phase in phases:
         cost = study.cost(measured.series, measured.checks, phase)

@@ -35,15 +35,18 @@ def recorded() -> list[Backend]:
     """Every backend that was run, the CPU first, each with the rows of one machine."""
     newest = read(STUDY, "recorded", SCALE)
     recordings = [newest, *elsewhere(newest)] if newest else []
-    found: dict[str, Backend] = {}
-    for recording in sorted(recordings, key=lambda each: str(each.rows["started"].max()), reverse=True):
+    backends: dict[str, Backend] = {}
+    for recording in sorted(recordings, key=lambda run: str(run.rows["started"].max()), reverse=True):
         rows = recording.rows
         (machine,) = (recording.facts[name] for name in rows["machine"].unique())
         for (build, layers), own in rows[rows["build"] != ""].groupby(["build", "n_gpu_layers"], sort=False):
             on_cpu = NAMES.get(str(build), str(build))
             name = casts.of_device(machine["gpus"][0]) if layers else on_cpu
-            found.setdefault(name, Backend(name, own, recording.facts, evidence.chip(machine)))
-    return [found[name] for name in sorted(found, key=[*NAMES.values(), *casts.ON_GPUS, casts.TENSOR, *found].index)]
+            backends.setdefault(name, Backend(name, own, recording.facts, evidence.chip(machine)))
+    return [
+        backends[name]
+        for name in sorted(backends, key=[*NAMES.values(), *casts.ON_GPUS, casts.TENSOR, *backends].index)
+    ]
 
 
 def verdicts() -> pd.DataFrame:
@@ -72,8 +75,8 @@ def _verdict(backend: Backend) -> dict[str, Any]:
 
 
 def _rotation(rows: pd.DataFrame) -> dict[str, Any]:
-    found = rows[rows["label"] == ROTATION]
-    status = "not run" if found.empty else str(found.iloc[-1]["status"])
+    rotated = rows[rows["label"] == ROTATION]
+    status = "not run" if rotated.empty else str(rotated.iloc[-1]["status"])
     said = {"hang": "never returns", "ok": "answers wrongly"}.get(status, status)
-    error = found.iloc[-1]["checks"]["error"] if status == "ok" else float("nan")
+    error = rotated.iloc[-1]["checks"]["error"] if status == "ok" else float("nan")
     return {"rotation": said, "rotation_error": error}

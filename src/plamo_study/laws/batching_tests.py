@@ -29,12 +29,12 @@ def rounding(rows: pd.DataFrame) -> float:
     if no row has it, as in rows recorded before it was measured.
     """
     replayed = rows[rows["workload"].isin(REPLAYS)]
-    known = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
-    if not known:
+    errors = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
+    if not errors:
         raise StudyError(
             "rows of the law", "record no rounding error", "delete their journal, then python tools/law.py"
         )
-    return float(max(known))
+    return float(max(errors))
 
 
 def limit(rows: pd.DataFrame) -> float:
@@ -50,10 +50,10 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     `grid`: seed of the grid a row is drawn from; `foretold`: the sequences the law calls wrong, call by call. A
     worker that ends in a way the law does not cover is observed as its status (hang, killed, error).
     """
-    found = rows[(rows["workload"] == "replay") & (rows["status"] != "starved")]
+    replays = rows[(rows["workload"] == "replay") & (rows["status"] != "starved")]
     most = limit(rows)
     entries = []
-    for row in found.to_dict("records"):
+    for row in replays.to_dict("records"):
         engine = defects(facts[row["model"]], facts[row["engine"]])
         predicted = replay(row["calls"], row["n_seq"], row["n_ubatch"], engine)
         ok, judged = row["status"] == "ok", bool(row["checks"])
@@ -62,7 +62,7 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
         exact = predicted.outcome == observed and (not judged or predicted.wrong == wrong)
         entry = {"predicted": predicted.outcome, "observed": observed, "exact": exact, "judged": judged}
         entries.append({**entry, "grid": drawn_from(row["seed"]), "foretold": predicted.wrong})
-    return pd.concat([found.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
+    return pd.concat([replays.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
 
 
 def of_hybrid(table: pd.DataFrame, facts: Facts) -> pd.DataFrame:
@@ -112,9 +112,9 @@ def three_tests(rows: pd.DataFrame) -> pd.DataFrame:
 
     NaN if the engine did not get that far; a test fails above `limit`.
     """
-    found, most = rows[rows["label"].isin(ASKED)], limit(rows)
+    asked, most = rows[rows["label"].isin(ASKED)], limit(rows)
     entries = []
-    for row in found.to_dict("records"):
+    for row in asked.to_dict("records"):
         wanted = [error for name, error in row["checks"].items() if name.endswith(ASKED[row["label"]])]
         error = max(wanted, default=float("nan"))
         entry = {"build": row["build"], "model": row["model"], "test": row["label"], "error": error}
@@ -124,8 +124,8 @@ def three_tests(rows: pd.DataFrame) -> pd.DataFrame:
 
 def packed_map(table: pd.DataFrame) -> pd.DataFrame:
     """The map of packed prompts from `checked` rows: columns build, n_prompt, n_batch, n_seq, predicted, observed."""
-    found = table[table["label"] == "map"]
-    return found[["build", "n_prompt", "n_batch", "n_seq", "predicted", "observed"]].reset_index(drop=True)
+    packed = table[table["label"] == "map"]
+    return packed[["build", "n_prompt", "n_batch", "n_seq", "predicted", "observed"]].reset_index(drop=True)
 
 
 def first_aborts(table: pd.DataFrame) -> pd.DataFrame:

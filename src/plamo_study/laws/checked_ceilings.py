@@ -50,9 +50,9 @@ def load(place: str) -> SideBySide | None:
     return result_file.load(place, NAME, SideBySide, INSTALL)
 
 
-def frame(found: SideBySide) -> pd.DataFrame:
+def frame(comparison: SideBySide) -> pd.DataFrame:
     """The runs in the form that `rates` and `ratios` expect: columns what, round and rates."""
-    return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in found.runs])
+    return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in comparison.runs])
 
 
 def rates(runs: pd.DataFrame) -> pd.DataFrame:

@@ -32,9 +32,9 @@ def samples(rows: pd.DataFrame) -> pd.DataFrame:
     over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `label`: "" for a ladder
     of depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
     """
-    found = usable(rows)
-    found = found[(found["workload"] == "depth") & (found["text"] == "")]
-    return events(found, OF_CELL, _by_depth, "phase", "depth", "at", "value")
+    usable_rows = usable(rows)
+    usable_rows = usable_rows[(usable_rows["workload"] == "depth") & (usable_rows["text"] == "")]
+    return events(usable_rows, OF_CELL, _by_depth, "phase", "depth", "at", "value")
 
 
 def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
@@ -53,16 +53,16 @@ def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
 
 def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
     """Seconds per token of the ladders by model: a row per depth, a column per block; windowed models last."""
-    found = timed[(timed["phase"] == phase) & (timed["label"] == LADDER)]
-    groups = dict(iter(found.groupby("model")))
+    ladders = timed[(timed["phase"] == phase) & (timed["label"] == LADDER)]
+    groups = dict(iter(ladders.groupby("model")))
     names = sorted(groups, key=lambda name: (name.replace(WITH_WINDOW, ""), WITH_WINDOW in name))
     return {name: groups[name].pivot_table(index=index, columns="block", values="value") for name in names}
 
 
 def part(timed: pd.DataFrame) -> int:
     """Tokens of the parts of a prompt that the ladders time; 0 where there are none."""
-    found = timed[timed["label"] == LADDER]
-    return int(found["n_ubatch"].iloc[0]) if len(found) else 0
+    ladders = timed[timed["label"] == LADDER]
+    return int(ladders["n_ubatch"].iloc[0]) if len(ladders) else 0
 
 
 def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
@@ -73,7 +73,7 @@ def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
             if len(curve) >= LEAST_DEPTHS:
                 law = growth.growth(curve, bends.get(model, 0.0))
                 entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
-    return pd.DataFrame(entries, columns=["model", "phase", "fits", *(each.name for each in fields(growth.Growth))])
+    return pd.DataFrame(entries, columns=["model", "phase", "fits", *(field.name for field in fields(growth.Growth))])
 
 
 def explained(timed: pd.DataFrame) -> pd.DataFrame:
@@ -81,15 +81,21 @@ def explained(timed: pd.DataFrame) -> pd.DataFrame:
 
     `estimate`: ratio of times, paired by block; `first` and `second`: seconds per token with the window and without.
     """
-    found = timed[timed["label"] == LADDER]
-    plain = found["model"].str.replace(WITH_WINDOW, "", regex=False)
-    found = found.assign(model=plain, window=found["model"].str.contains(WITH_WINDOW).astype(bool))
-    return compare(found, of="window", to="not window", by="model phase depth")
+    ladders = timed[timed["label"] == LADDER]
+    plain = ladders["model"].str.replace(WITH_WINDOW, "", regex=False)
+    ladders = ladders.assign(model=plain, window=ladders["model"].str.contains(WITH_WINDOW).astype(bool))
+    return compare(ladders, of="window", to="not window", by="model phase depth")
 
 
 def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
     """Predicted seconds of one token at a depth: a step, or its share of a part of `part` tokens."""
     n = part if phase == "prefill" else 1
     flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
-    found = roofline.band(flops / n, moved / n, limit)
-    return {"flops": flops / n, "bytes": moved / n, "bound": found.bound, "low": found.low, "high": found.high}
+    predicted = roofline.band(flops / n, moved / n, limit)
+    return {
+        "flops": flops / n,
+        "bytes": moved / n,
+        "bound": predicted.bound,
+        "low": predicted.low,
+        "high": predicted.high,
+    }

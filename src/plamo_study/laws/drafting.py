@@ -50,10 +50,10 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     sequences; `taken`, accepted over drafted; `rounds`, each round; `series` and `checks` as recorded. `how`: the way
     that the engine really used. `plain`: seconds per step of plain decode of all sequences, on the same loaded
     weights."""
-    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
-    found = found[found["n_draft"] > 0]
+    drafting_rows = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
+    drafting_rows = drafting_rows[drafting_rows["n_draft"] > 0]
     entries = []
-    for row in found.itertuples():
+    for row in drafting_rows.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
         tokens, drafted, plain = float(row.checks["tokens"]), sum(row.series["drafted"]), row.series["plain ns"]
         entry = {name: getattr(row, name) for name in (*CELL, *PROCESS) if name not in ("file", "how")}
@@ -80,22 +80,22 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
     the curves; "given", tokens per round; "drafts", share of rounds with a draft; "drafting", share of time spent on
     drafting. Shares are missing where nothing was drafted.
     """
-    found = processes(rows)
-    if found.empty:
+    runs = processes(rows)
+    if runs.empty:
         return pd.DataFrame(columns=[*CELL, *PROCESS, "usable", "metric", "value"])
-    counted, known = found["series"], set(usable(rows)["key"])
-    found = found[[*CELL, *PROCESS]].assign(
-        usable=found["key"].isin(known),
-        rate=found["rate"],
-        plain=found["plain_rate"],
-        accepted=found["taken"],
+    counted, usable_keys = runs["series"], set(usable(rows)["key"])
+    runs = runs[[*CELL, *PROCESS]].assign(
+        usable=runs["key"].isin(usable_keys),
+        rate=runs["rate"],
+        plain=runs["plain_rate"],
+        accepted=runs["taken"],
         right=counted.map(_right),
-        given=found["tokens"] / found["rounds"].map(len),
+        given=runs["tokens"] / runs["rounds"].map(len),
         drafts=counted.map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))),
-        drafting=counted.map(lambda series: sum(series["draft"]) / NS) / found["seconds"],
+        drafting=counted.map(lambda series: sum(series["draft"]) / NS) / runs["seconds"],
     )
     metrics = ["rate", "plain", "accepted", "right", "given", "drafts", "drafting"]
-    return found.melt([*CELL, *PROCESS, "usable"], metrics, var_name="metric")
+    return runs.melt([*CELL, *PROCESS, "usable"], metrics, var_name="metric")
 
 
 def _right(series: dict[str, list[float]]) -> float:
@@ -140,9 +140,9 @@ def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
         return np.full(len(a), np.median(seconds))
     back = accepted < k
     facts = np.column_stack([np.ones(len(seconds)), back.sum(axis=1), ((accepted + 1) * back).sum(axis=1)])
-    base, each, again = optimize.nnls(facts, seconds)[0]
+    base, per_setback, again = optimize.nnls(facts, seconds)[0]
     n = np.arange(k)[:, None]
-    return np.asarray(base + n_seq * ((each + again * (n + 1)) * likely[:k]).sum(axis=0))
+    return np.asarray(base + n_seq * ((per_setback + again * (n + 1)) * likely[:k]).sum(axis=0))
 
 
 def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -224,8 +224,8 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     engine reuses its graph for a call of the same length as the last; else its cost is that among other lengths.
     """
     names = ("accepted", "promised", "measured", "drawn")
-    found = events(_taken_apart(rows), (*SPEED, "block", "machine"), _rounds, *names)
-    return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
+    compared = events(_taken_apart(rows), (*SPEED, "block", "machine"), _rounds, *names)
+    return compared.assign(close=(compared["measured"] / compared["promised"] - 1).abs() <= LAW)
 
 
 def _rounds(process: Any) -> Iterator[dict[str, Any]]:
@@ -256,8 +256,8 @@ def parts(process: Any) -> dict[str, Any]:
     calls = {
         name: (pd.Series(series[ns]).groupby(series["columns"]).median() / NS).to_dict() for name, ns in names.items()
     }
-    found = {name: median(series[f"{name} ns"]) / NS if series[f"{name} ns"] else 0.0 for name in ("save", "restore")}
-    return {**calls, **found}
+    moves = {name: median(series[f"{name} ns"]) / NS if series[f"{name} ns"] else 0.0 for name in ("save", "restore")}
+    return {**calls, **moves}
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
@@ -298,12 +298,12 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
     """Seconds of each term in a round, weighted by the probability of each number of accepted tokens."""
     likely = probabilities(np.array([accepts]), int(process.n_draft))[:, 0]
     accepted = np.array(process.series["accepted"])
-    found = {}
+    seconds = {}
     for term in TERMS:
         ns = np.array(process.series[term])
         by_number = np.array([np.median(ns[accepted == n]) for n in range(len(likely))])
-        found[term] = float(likely @ by_number) / NS
-    return found
+        seconds[term] = float(likely @ by_number) / NS
+    return seconds
 
 
 # ------------------------------------------------------------------ llama-server and our loop with the same drafts
@@ -342,9 +342,9 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
 
 
-def write(found: Beside, place: str) -> Path:
+def write(comparison: Beside, place: str) -> Path:
     """Keep the runs; a new comparison replaces the one before it."""
-    return result_file.keep(found, place, RECORDED)
+    return result_file.keep(comparison, place, RECORDED)
 
 
 def recorded(place: str) -> Beside | None:
@@ -352,13 +352,13 @@ def recorded(place: str) -> Beside | None:
     return result_file.load(place, RECORDED, Beside, MADE_BY)
 
 
-def served(found: Beside) -> pd.DataFrame:
+def served(comparison: Beside) -> pd.DataFrame:
     """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
 
     With the prefix `ours_` or `theirs_`: `drafted` and `accepted` tokens, and `speed` over plain decode (None for plain
     decode itself), ours in the same process and theirs in another one.
     """
-    runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
+    runs = pd.DataFrame([msgspec.to_builtins(run) for run in comparison.runs])
     runs["rate"] = runs["tokens"] / runs["seconds"]
     entries = []
     for (model, drafter), group in runs.groupby(["model", "drafter"], sort=False):

@@ -46,12 +46,12 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     stage("fit")
     seen = observed.of_rows(measured_calls(cell))
-    known = {name.removesuffix("*"): model for name, model in observed.fitted(seen).items()}
+    models = {name.removesuffix("*"): model for name, model in observed.fitted(seen).items()}
     typical = observed.typical(seen)
     began, tried, complete = time.monotonic(), [], []
     for repetition in range(cell.repetitions):
         stage(f"repetition {repetition}")
-        days = Days(cell, known[cell.model], typical, repetition)
+        days = Days(cell, models[cell.model], typical, repetition)
         tried += [{"repetition": float(repetition)} | figures for figures in fewest(days.served)]
         complete.append(days.complete)
     series = {name: [figures[name] for figures in tried] for name in tried[0]}
@@ -63,8 +63,8 @@ def measured_calls(cell: Fleet) -> pd.DataFrame:
     """Rows of calls that a fleet's simulation is fitted on; StudyError if no journal here has the cell's SHA-256."""
     for source, place in (("live", LOCAL), ("recorded", REFERENCE)):
         same = digest(journal_path(CALLS, cell.scale, place)) == cell.rows_sha256
-        if same and (found := read(CALLS, source, cell.scale)):
-            return found.rows
+        if same and (recording := read(CALLS, source, cell.scale)):
+            return recording.rows
     why = "the rows that this fleet is simulated by are not here"
     raise StudyError(f"{CALLS} at {cell.scale}", why, f"plamo-study measure {CALLS} --scale {cell.scale}")
 
@@ -72,14 +72,14 @@ def measured_calls(cell: Fleet) -> pd.DataFrame:
 def fewest(served: Callable[[float], Figures]) -> Iterator[Figures]:
     """Trials of a bisection (in the logarithm) for the fewest machines that serve WELL of all requests in time.
     A single trial if even MOST times the machines that keep up are not enough."""
-    found = served(MOST)
-    yield found
+    trial = served(MOST)
+    yield trial
     low, high = 0.0, float(np.log2(MOST))
-    for _ in range(HALVINGS if found["well"] >= WELL else 0):
+    for _ in range(HALVINGS if trial["well"] >= WELL else 0):
         middle = (low + high) / 2
-        found = served(float(2**middle))
-        yield found
-        low, high = (low, middle) if found["well"] >= WELL else (middle, high)
+        trial = served(float(2**middle))
+        yield trial
+        low, high = (low, middle) if trial["well"] >= WELL else (middle, high)
 
 
 class Days:
@@ -94,13 +94,13 @@ class Days:
         rate = simulations.capacity(typical, model, cell.n_seq)
         asked = (simulations.at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
         self.days = [traffic.shaped(load, cell.pattern) for load in asked]
-        self.each = 1 / rate / float(np.mean(typical.prompt))  # s of work per prompt token
+        self.per_token = 1 / rate / float(np.mean(typical.prompt))  # s of work per prompt token
         draw = np.random.default_rng([cell.seed, seed])
         self.drawn = [draw.choice(n, min(n, SAMPLE), replace=False).tolist() for _ in range(many)]
 
     def served(self, machines: float) -> Figures:
         """Figures of the simulated machines, with `machines` times as many as just keep up."""
-        found: list[Served] = []
+        results: list[Served] = []
         for load, drawn in zip(self.days, self.drawn, strict=True):
             asked = replace(load, arrives=(np.array(load.arrives) * machines).tolist())
             shares = self._shares(asked)
@@ -108,19 +108,19 @@ class Days:
             for seed, machine in enumerate(drawn):
                 if own := shares[machine]:
                     alone, rule = Simulated(self.model, seed), policies.named(self.cell.rule)
-                    found.append(serve(clock.chosen(asked, own), rule, alone, self.cell.n_seq))
-        self.complete &= all(each.written == sum(each.load.output) for each in found)
+                    results.append(serve(clock.chosen(asked, own), rule, alone, self.cell.n_seq))
+        self.complete &= all(result.written == sum(result.load.output) for result in results)
         names = ("ttft", "tpot", "gaps", "weights")
-        ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
+        ttft, tpot, *gaps = (np.concatenate([getattr(result, name) for result in results]) for name in names)
         waits = metrics.percentiles(ttft, (gaps[0], gaps[1]))
-        well = float(found[0].load.within.met(ttft, tpot).mean())
+        well = float(results[0].load.within.met(ttft, tpot).mean())
         return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
 
     def _shares(self, asked: Load) -> Sequence[Sequence[int]]:
         """Indices of each machine's requests."""
         if self.cell.balance == "round robin":
             return clock.round_robin(asked, self.cell.n_machines)
-        work = (np.array(asked.prompt) * self.each).tolist()
+        work = (np.array(asked.prompt) * self.per_token).tolist()
         return clock.least_work(asked, self.cell.n_machines, work)
 
 

@@ -96,7 +96,7 @@ def mean(values: np.ndarray, among: int = 1) -> Estimate:
 # ---------------------------------------------------------------- damage and what protection is worth
 
 
-def damage(found: Iterable[Scanned]) -> pd.DataFrame:
+def damage(scans: Iterable[Scanned]) -> pd.DataFrame:
     """One line per scan and point, in the file's order.
 
     Columns: model, candidate, family, point, n_weights, extra_bytes (reference less candidate), dropped (nats lost
@@ -104,7 +104,7 @@ def damage(found: Iterable[Scanned]) -> pd.DataFrame:
     per_megabyte (nats avoided per 1e6 bytes), price (extra bits per weight of the whole file per nat avoided), as
     `Estimate`s; p_harm and p_avoided, Benjamini-Hochberg-adjusted, two-sided: against the floor, against zero.
     """
-    lines = [_damage(scan, point) for scan in found for point in scan.points]
+    lines = [_damage(scan, point) for scan in scans for point in scan.points]
     table = pd.DataFrame(lines, columns=DAMAGE)
     for name in ("p_harm", "p_avoided"):
         table[name] = clustered.adjusted(table[name].tolist())
@@ -139,13 +139,13 @@ def _inverse(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(value, low, high, estimate.n)
 
 
-def frontier(found: Iterable[Scanned]) -> pd.DataFrame:
+def frontier(scans: Iterable[Scanned]) -> pd.DataFrame:
     """Classes protected one by one, most damage avoided per byte first: one line per scan and step (0: candidate).
 
     Columns: model, candidate, step, point (the class added), bytes (of all tensors), bits_per_weight, damage (nats).
     """
     lines = []
-    for scan in found:
+    for scan in scans:
         weights, _, size = scan.size("all")
         steps = sorted((n.split(" ", 2) for n in scan.series if n.startswith("frontier ")), key=lambda s: int(s[1]))
         for words in [["", "0", ""], *steps]:
@@ -160,7 +160,7 @@ def frontier(found: Iterable[Scanned]) -> pd.DataFrame:
 # ---------------------------------------------------------------- fragility
 
 
-def fragility(found: Iterable[Scanned]) -> pd.DataFrame:
+def fragility(scans: Iterable[Scanned]) -> pd.DataFrame:
     """One line per scan and point: does it suffer more than its size and role explain?
 
     Columns: model, candidate, family, point, dropped and control (nats), above and n_chunks (in how many of the chunks
@@ -170,7 +170,7 @@ def fragility(found: Iterable[Scanned]) -> pd.DataFrame:
     with a power of 80 % in the face of all these tests), verdict: fragile beyond the margin, fragile with the margin
     open, sturdy, as size and role explain, or inconclusive. A family of one point has no others: NaN.
     """
-    lines = [line for scan in found for line in _of_scan(scan)]
+    lines = [line for scan in scans for line in _of_scan(scan)]
     table = pd.DataFrame(lines, columns=JUDGED)
     for name in ("p", "p_margin"):
         table[f"{name}_adjusted"] = clustered.adjusted(table[name].tolist())

@@ -57,18 +57,18 @@ class Board:
 
     def prompt(self, model: str, tokens: int, build: str = STOCK, gpu: bool = True) -> pd.Series:
         """Seconds of one sequence's prompt by block."""
-        found = self._of(self.asymmetry, "prefill", model, build, gpu)
-        return seconds_by_block(found[found["n_prompt"] == tokens], median_sample)
+        prefills = self._of(self.asymmetry, "prefill", model, build, gpu)
+        return seconds_by_block(prefills[prefills["n_prompt"] == tokens], median_sample)
 
     def step(self, model: str, build: str = STOCK, gpu: bool = True) -> pd.Series:
         """Seconds of one sequence's decode step by block: the median of the first ones, which both devices ran."""
-        found = self._of(self.asymmetry, "decode", model, build, gpu)
-        return seconds_by_block(_first_steps(found, OFFLOADED_STEPS), median_sample)
+        decodes = self._of(self.asymmetry, "decode", model, build, gpu)
+        return seconds_by_block(_first_steps(decodes, OFFLOADED_STEPS), median_sample)
 
     def steps(self, model: str, n_seq: int) -> pd.Series:
         """Seconds of a decode step of `n_seq` sequences by block."""
-        found = self._of(self.batches, "decode", model, STOCK, gpu=True)
-        return seconds_by_block(found[found["n_seq"] == n_seq], median_sample)
+        decodes = self._of(self.batches, "decode", model, STOCK, gpu=True)
+        return seconds_by_block(decodes[decodes["n_seq"] == n_seq], median_sample)
 
     def chunk(self, tokens: int) -> pd.Series:
         """Seconds of a call with `tokens` of one prompt of PLaMo 3 by block; none decodes meanwhile."""
@@ -79,32 +79,32 @@ class Board:
 
     def deepest(self, phase: str, flash: str, kind: str) -> pd.Series:
         """Seconds a token of PLaMo 2 by block, at the deepest depth that was measured, with a cache of one `kind`."""
-        found = samples(self.caches[self.caches["n_gpu_layers"] != 0])
-        found = _of_model(found, HYBRID)
-        found = found[found[["phase", "flash_attn", "type_k", "type_v", "label"]].eq(
+        depths = samples(self.caches[self.caches["n_gpu_layers"] != 0])
+        depths = _of_model(depths, HYBRID)
+        depths = depths[depths[["phase", "flash_attn", "type_k", "type_v", "label"]].eq(
             [phase, flash, kind, kind, "few"]
         ).all(axis=1)]  # fmt: skip
-        return found[found["depth"] == found["depth"].max()].set_index("block")["value"]
+        return depths[depths["depth"] == depths["depth"].max()].set_index("block")["value"]
 
     def right(self, model: str, gpu: bool) -> Estimate:
         """The share of a released file's gates in Q8_0 on one device that agree with the oracle; no sample, so no
         interval."""
-        found = self.gates[(self.gates["model"] == model) & (self.gates["dtype"] == "Q8_0")]
-        found = found[(found["n_gpu_layers"] != 0) == gpu]
-        if found.empty:
+        gates = self.gates[(self.gates["model"] == model) & (self.gates["dtype"] == "Q8_0")]
+        gates = gates[(gates["n_gpu_layers"] != 0) == gpu]
+        if gates.empty:
             return stats.median([])
         agree = [
             row.status == "ok" and all(agrees for name, agrees in row.checks.items() if name.endswith("_agrees"))
-            for row in found.itertuples()
+            for row in gates.itertuples()
         ]
         share = sum(agree) / len(agree)
         return Estimate(share, share, share, len(agree))
 
     @staticmethod
     def _of(rows: pd.DataFrame, workload: str, model: str, build: str, gpu: bool) -> pd.DataFrame:
-        found = _of_model(rows[(rows["workload"] == workload) & (rows["build"] == build)], model)
-        found = found[(found["n_gpu_layers"] != 0) == gpu]
-        return found[found["n_threads"] == found["n_threads"].max()].drop_duplicates(
+        own = _of_model(rows[(rows["workload"] == workload) & (rows["build"] == build)], model)
+        own = own[(own["n_gpu_layers"] != 0) == gpu]
+        return own[own["n_threads"] == own["n_threads"].max()].drop_duplicates(
             ["block", "n_seq", "n_prompt"], keep="last"
         )
 
@@ -114,15 +114,15 @@ def _of_model(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     return rows[rows["model"].map(unstarred) == unstarred(model)]
 
 
-def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
+def _first_steps(decodes: pd.DataFrame, n: int) -> pd.DataFrame:
     """Decode rows cut to their first `n` steps."""
-    return found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
+    return decodes.assign(samples_ns=[[steps[:n] for steps in samples] for samples in decodes["samples_ns"]])
 
 
 def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
     """Every machine with a GPU of this backend that has rows of notebook 01's study."""
-    facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has(fact, backend)}
-    found = []
+    facts = {name: fact for _, _, of_study in studies for name, fact in of_study.items() if _has(fact, backend)}
+    gpus = []
     for machine, fact in facts.items():
         rows = {name: own for name, own, _ in studies if (own["machine"] == machine).all()}
         if ASYMMETRY in rows:
@@ -130,8 +130,8 @@ def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
             gates = every[every["workload"] == "gate"].drop_duplicates("key")
             none = every.iloc[:0]
             studied = (usable(rows.get(name, none)) for name in (ASYMMETRY, BATCHES, CHUNKS, CACHES))
-            found.append(Board(backend, device(fact, True), bool(fact["gpus"][0].get("tensor")), gates, *studied))
-    return found
+            gpus.append(Board(backend, device(fact, True), bool(fact["gpus"][0].get("tensor")), gates, *studied))
+    return gpus
 
 
 def _has(fact: dict[str, Any], backend: str) -> bool:
@@ -145,7 +145,7 @@ def foretold(backend: str = "CUDA") -> list[dict[str, Any]]:
     """
     path = paths.DATA / "published" / FORECASTS[backend]
     usual = {"about": "", "tiles": False}
-    return [usual | each for each in tomllib.loads(path.read_text(encoding="utf-8"))["forecast"]]
+    return [usual | forecast for forecast in tomllib.loads(path.read_text(encoding="utf-8"))["forecast"]]
 
 
 def scored(board: Board) -> pd.DataFrame:
@@ -167,11 +167,13 @@ def off(scores: pd.DataFrame) -> dict[str, float]:
 
     Only forecasts with simpler ones beside them count, and of these only what was measured.
     """
-    known = scores.dropna(subset=["constant"])
-    known = known[[each.value > 0 for each in known["measured"]]]
-    measured = np.array([each.value for each in known["measured"]])
-    said = {"ours": np.sqrt(known["low"] * known["high"])} | {way: known[way] for way in ("constant", "proportional")}
-    return {way: float(np.exp(np.abs(np.log(measured / told)).mean())) for way, told in said.items()}
+    judged = scores.dropna(subset=["constant"])
+    judged = judged[[estimate.value > 0 for estimate in judged["measured"]]]
+    measured = np.array([estimate.value for estimate in judged["measured"]])
+    said = {"ours": np.sqrt(judged["low"] * judged["high"])} | {
+        way: judged[way] for way in ("constant", "proportional")
+    }
+    return {way: float(np.exp(np.abs(np.log(measured / forecast)).mean())) for way, forecast in said.items()}
 
 
 def by_kernel(columns: Iterable[int]) -> pd.DataFrame:
@@ -201,9 +203,9 @@ def by_kernel(columns: Iterable[int]) -> pd.DataFrame:
 
 def _published(tokens: int) -> dict[int, float]:
     """Milliseconds by sequences, of a step (`tokens` 1) or of a prompt of so many, as the M4 Pro study prints them."""
-    found = results.load("m4-pro-b9596").query("model == 'plamo-3-nict-2b'")
-    found = found[found["quantity"] == ("decode" if tokens == 1 else "prefill")]
-    return {int(row.n_seq): MS * row.n_seq * tokens / row.value for row in found.itertuples()}
+    printed = results.load("m4-pro-b9596").query("model == 'plamo-3-nict-2b'")
+    printed = printed[printed["quantity"] == ("decode" if tokens == 1 else "prefill")]
+    return {int(row.n_seq): MS * row.n_seq * tokens / row.value for row in printed.itertuples()}
 
 
 def _ms(seconds: pd.Series) -> Estimate:

@@ -14,14 +14,14 @@ COLUMNS = ["build", "version", "architecture", "question", "answer", "error"]
 ORACLE = "oracle"  # the question of a gate
 
 
-def asked(found: Recording | None) -> pd.DataFrame:
+def asked(recording: Recording | None) -> pd.DataFrame:
     """One line a question and build, and a gate's too: `build`, `version` of llama-cpp-python, `architecture`,
     `question` (of a gate: ORACLE), `answer` and `error` (the largest relative one of logits).
 
     The released engine in use is its version too, so that it is one build with the release of that number.
     """
-    rows = found.rows if found else pd.DataFrame()
-    lines = [_line(row, found.facts[row["engine"]]) for row in rows.to_dict("records")] if found else []
+    rows = recording.rows if recording else pd.DataFrame()
+    lines = [_line(row, recording.facts[row["engine"]]) for row in rows.to_dict("records")] if recording else []
     return pd.DataFrame(lines, columns=COLUMNS).drop_duplicates(COLUMNS[:4], keep="last")
 
 
@@ -50,11 +50,11 @@ def safe(answers: pd.DataFrame) -> bool:
 
 def known() -> dict[str, str]:
     """What is known of each build that was asked on this machine or the reference's, in a line: for `engine list`."""
-    found = pd.concat([asked(read(STUDY, source, "mini")) for source in SOURCES])
+    questions = pd.concat([asked(read(STUDY, source, "mini")) for source in SOURCES])
     lines = {}
-    for build, of in found.drop_duplicates(COLUMNS[:4], keep="last").groupby("build"):
+    for build, of in questions.drop_duplicates(COLUMNS[:4], keep="last").groupby("build"):
         oracle = of[of.question.eq(ORACLE)].drop_duplicates("architecture")
-        hybrids = [each for _, each in of[of.question.isin(SHARED)].groupby("architecture")]
+        hybrids = [group for _, group in of[of.question.isin(SHARED)].groupby("architecture")]
         right = f"{oracle.answer.eq('right').sum()} of {len(oracle)} PLaMo right"
         lines[str(build)] = f"{right}, {sum(map(safe, hybrids))} of {len(hybrids)} architectures shared safely"
     return lines

@@ -47,14 +47,16 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     check_scale(scale)
     check_device(device)
     tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
-    found = [each for each in _of(tracked, scale) if each[0] not in ONE_MACHINE_S]
+    studies = [study for study in _of(tracked, scale) if study[0] not in ONE_MACHINE_S]
     if source == "live":
-        found += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
-    if not found:
+        studies += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
+    if not studies:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
-    shown = {name: facts[name] for _, rows, facts in found for name in rows["machine"].unique()}
+    shown = {name: facts[name] for _, rows, facts in studies for name in rows["machine"].unique()}
     (named,) = processors.told_apart(shown)
-    return [(study, rows, facts | {name: named[name] for name in facts.keys() & named}) for study, rows, facts in found]
+    return [
+        (study, rows, facts | {name: named[name] for name in facts.keys() & named}) for study, rows, facts in studies
+    ]
 
 
 def _of(
@@ -64,8 +66,8 @@ def _of(
         records, study = renewed(journal.read(path)), path.name.partition(".")[0]
         for rows in by_machine(records).values():
             if own := of_device(rows, device):
-                found = recording.of_rows(own, records, study, "recorded", scale)
-                yield study, as_released(found.rows), found.facts
+                recorded = recording.of_rows(own, records, study, "recorded", scale)
+                yield study, as_released(recorded.rows), recorded.facts
 
 
 def passes(studies: Studies) -> pd.DataFrame:
@@ -75,40 +77,40 @@ def passes(studies: Studies) -> pd.DataFrame:
     ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
     StudyError if no pass has measured ceilings.
     """
-    found, _ = every_cell.cells(studies)
-    if found.empty:
+    timed, _ = every_cell.cells(studies)
+    if timed.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
-    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")])
-    found = found.loc[(found["phase"] != found["workload"]).sort_values(kind="stable").index]  # own cells come first
-    most = found.groupby("machine")["n_threads"].transform("max")
-    found = found[found["n_threads"] == most]
+    timed = _apart(timed[(timed["build"] == STOCK) & (timed["label"] == "")])
+    timed = timed.loc[(timed["phase"] != timed["workload"]).sort_values(kind="stable").index]  # own cells come first
+    most = timed.groupby("machine")["n_threads"].transform("max")
+    timed = timed[timed["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
-    found = found.assign(attention=found["flash_attn"].replace("auto", "on"))
-    found = found.assign(read=found.groupby("machine")["read"].transform("max"), least=found["read"])
-    found = found.assign(compute=found.groupby(["machine", "dtype"])["compute"].transform("max"))
-    found = found.assign(low=np.maximum(found["bytes"] / found["read"], found["flops"] / found["compute"]))
-    found = found.assign(share=found["low"] / found["measured"].map(lambda took: took.value))
-    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read", "least"]]
+    timed = timed.assign(attention=timed["flash_attn"].replace("auto", "on"))
+    timed = timed.assign(read=timed.groupby("machine")["read"].transform("max"), least=timed["read"])
+    timed = timed.assign(compute=timed.groupby(["machine", "dtype"])["compute"].transform("max"))
+    timed = timed.assign(low=np.maximum(timed["bytes"] / timed["read"], timed["flops"] / timed["compute"]))
+    timed = timed.assign(share=timed["low"] / timed["measured"].map(lambda took: took.value))
+    return timed[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read", "least"]]
 
 
 def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
     """The facts of every machine, by its id."""
-    return {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+    return {name: fact for _, _, facts in studies for name, fact in facts.items() if "chip" in fact}
 
 
-def _apart(found: pd.DataFrame) -> pd.DataFrame:
+def _apart(timed: pd.DataFrame) -> pd.DataFrame:
     """Treat a machine's GPU as a separate machine: it has other ceilings."""
-    return found.assign(machine=found["machine"].where(found["n_gpu_layers"] == 0, found["machine"] + ON_GPU))
+    return timed.assign(machine=timed["machine"].where(timed["n_gpu_layers"] == 0, timed["machine"] + ON_GPU))
 
 
-def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
+def machines(studies: Studies, timed: pd.DataFrame) -> pd.DataFrame:
     """Per machine: MACHINE, `cores` (a GPU's: none), `memory` (bytes; a GPU's own), `os`, its ceilings `read` (B/s;
     `least`: the best of the study that read slowest) and `compute` (FLOP/s) for weights of the commonest type,
     `balance` (FLOP a byte), `passes`, and `share`, their median share."""
     facts = facts_of(studies)
-    usual = found["dtype"].mode().iloc[0]
+    usual = timed["dtype"].mode().iloc[0]
     entries = []
-    for (machine, chip), group in found.groupby(MACHINE, sort=False):
+    for (machine, chip), group in timed.groupby(MACHINE, sort=False):
         fact = facts[str(machine).removesuffix(ON_GPU)]
         read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
         board = fact["gpus"][0] if str(machine).endswith(ON_GPU) else None
@@ -120,21 +122,21 @@ def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
+def common(timed: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
     """Pairs of lines for the same pass on two machines, nearest depths first; a pass that several cells timed counts
     once, by the first of its lines."""
-    found = found.dropna(subset=PASS)
+    timed = timed.dropna(subset=PASS)
     alike: dict[int, dict[str, list[Any]]] = {}  # lines by pass and machine
-    for number, line in zip(found.groupby(PASS, sort=False).ngroup(), found.itertuples(), strict=True):
+    for number, line in zip(timed.groupby(PASS, sort=False).ngroup(), timed.itertuples(), strict=True):
         alike.setdefault(number, {}).setdefault(line.machine, []).append(line)
     for of_pass in alike.values():
-        for known, asked in combinations(of_pass.values(), 2):
-            yield from _nearest(known, asked)
+        for source, asked in combinations(of_pass.values(), 2):
+            yield from _nearest(source, asked)
 
 
-def _nearest(known: list[Any], asked: list[Any]) -> Iterator[tuple[Any, Any]]:
+def _nearest(source: list[Any], asked: list[Any]) -> Iterator[tuple[Any, Any]]:
     taken: list[tuple[float, float]] = []
-    for mine, line in sorted(product(known, asked), key=lambda pair: abs(pair[0].depth - pair[1].depth)):
+    for mine, line in sorted(product(source, asked), key=lambda pair: abs(pair[0].depth - pair[1].depth)):
         near, depths = max(SAME_DEPTH, SAME_SHARE * line.depth), (mine.depth, line.depth)
         again = any(abs(depth - other) <= near for pair in taken for depth, other in zip(depths, pair, strict=True))
         if abs(depths[0] - depths[1]) <= near and not again:
@@ -142,16 +144,16 @@ def _nearest(known: list[Any], asked: list[Any]) -> Iterator[tuple[Any, Any]]:
             yield mine, line
 
 
-def pairs(found: pd.DataFrame) -> pd.DataFrame:
+def pairs(timed: pd.DataFrame) -> pd.DataFrame:
     """Every pass that two machines ran, one line per pair: the input of a forecast.
 
     PASS and `depth` (of the second); the chips `known` (forecast from) and `asked` (forecast for); and of each, as
     `..._known` and `..._asked`: `took` (estimate, s), `roof` (s), `read` (B/s), `share`.
     """
     entries = []
-    for known, asked in common(found):
-        entry = {name: getattr(known, name) for name in PASS} | {"depth": asked.depth}
-        for side, line in (("known", known), ("asked", asked)):
+    for source, asked in common(timed):
+        entry = {name: getattr(source, name) for name in PASS} | {"depth": asked.depth}
+        for side, line in (("known", source), ("asked", asked)):
             entry |= {side: line.chip, f"took_{side}": line.measured, f"roof_{side}": line.low}
             entry |= {f"read_{side}": line.read, f"share_{side}": line.share}
         entries.append(entry)

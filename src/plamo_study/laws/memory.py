@@ -36,10 +36,10 @@ def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     layers keep everything. `kv`, `state`, `compute`: bytes reserved, by the engine's log; `rss`: largest resident size
     before any memory was filled; `room`: tokens the context has room for, `n_ubatch`.
     """
-    found = usable(rows)
-    found = found[(found["workload"] == "depth") & (found["text"] == "")]
-    every, found, entries = context.samples(found), found.assign(kind=kind_of(found)), []
-    for (model, label), group in found.groupby(["model", "label"]):
+    depths = usable(rows)
+    depths = depths[(depths["workload"] == "depth") & (depths["text"] == "")]
+    every, depths, entries = context.samples(depths), depths.assign(kind=kind_of(depths)), []
+    for (model, label), group in depths.groupby(["model", "label"]):
         timed = every[(every["model"] == model) & (every["label"] == label)]
         timed = timed[timed["depth"] == timed["depth"].max()]
         for kind, cells in group.groupby("kind"):
@@ -73,8 +73,8 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
 
     Intervals over chunks; `p_adjusted` over all lines; `detectable`: smallest ppl_ratio - 1 that would be found.
     """
-    found, entries = rows[(rows["workload"] == "depth") & (rows["text"] != "") & (rows["verdict"] == "valid")], []
-    for row in found.drop_duplicates("model", keep="last").itertuples():  # chunks give the interval, not processes
+    scored, entries = rows[(rows["workload"] == "depth") & (rows["text"] != "") & (rows["verdict"] == "valid")], []
+    for row in scored.drop_duplicates("model", keep="last").itertuples():  # chunks give the interval, not processes
         tokens = np.asarray(row.series["tokens"], float)
         for name in row.candidates:
             more = np.subtract(row.series[f"nll/{name}"], row.series[f"nll/{PLAIN}"])

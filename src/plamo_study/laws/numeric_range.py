@@ -47,19 +47,19 @@ def ranges(series: Series) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["phase", "kind", "layer", "dtype", *NUMBERS])
 
 
-def judged(found: pd.DataFrame, backends: Sequence[str] = casts.BACKENDS) -> pd.DataFrame:
-    """Every product on every backend and path: columns of `found`, backend, path, cast, of, limit, factor and verdict.
+def judged(products: pd.DataFrame, backends: Sequence[str] = casts.BACKENDS) -> pd.DataFrame:
+    """Every product on every backend and path: columns of `products`, backend, path, cast, of, limit, factor, verdict.
 
     `factor` is the number over its limit: above one it overflows, by that factor. "unknown": a type missing from the
     table. "not finite": the input already held an infinity or NaN.
     """
     judgements = []
-    for row in found.to_dict("records"):
+    for row in products.to_dict("records"):
         for path in casts.PATHS if row["phase"] == "prompt" else ("mat-vec",):
             judgements += [
                 row | {"backend": backend, "path": path} | _judge(row, backend, path) for backend in backends
             ]
-    columns = [*found.columns, "backend", "path", "cast", "of", "limit", "factor", "verdict"]
+    columns = [*products.columns, "backend", "path", "cast", "of", "limit", "factor", "verdict"]
     return pd.DataFrame(judgements, columns=columns)
 
 
@@ -67,11 +67,11 @@ def _judge(row: Mapping[str, Any], backend: str, path: str) -> dict[str, Any]:
     numbers = {of: row[column] for of, column in casts.SERIES.items()}
     verdict = casts.verdict(backend, row["dtype"], path, numbers)
     if verdict is None:
-        found = {"cast": "", "of": "", "limit": np.nan, "factor": np.nan, "verdict": "unknown"}
+        judgement = {"cast": "", "of": "", "limit": np.nan, "factor": np.nan, "verdict": "unknown"}
     else:
         cast, word = verdict.cast, "fits" if verdict.fits else "overflows"
-        found = {"cast": cast.cast, "of": cast.of, "limit": cast.limit, "factor": verdict.factor, "verdict": word}
-    return found | ({"verdict": "not finite"} if row["not_finite"] else {})
+        judgement = {"cast": cast.cast, "of": cast.of, "limit": cast.limit, "factor": verdict.factor, "verdict": word}
+    return judgement | ({"verdict": "not finite"} if row["not_finite"] else {})
 
 
 def closest(judgements: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -80,14 +80,14 @@ def closest(judgements: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return ordered.groupby(list(by), sort=False).head(1).sort_values(list(by)).reset_index(drop=True)
 
 
-def by_kind(found: pd.DataFrame) -> pd.DataFrame:
+def by_kind(products: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind of product the largest input of each phase, and the limit it comes closest to.
 
     Columns: model, kind, prompt and decode (NaN where there was none), where (backend, path, type and cast of that
     limit), layer, factor, verdict; largest factor first.
     """
-    largest = found.pivot_table(index=["model", "kind"], columns="phase", values="largest", aggfunc="max")
-    worst = closest(judged(found), ["model", "kind"])
+    largest = products.pivot_table(index=["model", "kind"], columns="phase", values="largest", aggfunc="max")
+    worst = closest(judged(products), ["model", "kind"])
     worst["where"] = [
         f"{r.backend}, {WORDS[r.path]}, {r.dtype.removeprefix('KV-')}: {r.cast}" for r in worst.itertuples()
     ]
@@ -104,9 +104,9 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
     did not end well), agrees ("wrong" counts as not finite), build. The backend is that of the row's engine and
     machine.
     """
-    found = rows[(rows["workload"] == "ranges") & rows["label"].str.startswith(PLANTED)]
+    planted_rows = rows[(rows["workload"] == "ranges") & rows["label"].str.startswith(PLANTED)]
     cells: list[dict[str, Any]] = []
-    for _, row in found.iterrows():
+    for _, row in planted_rows.iterrows():
         dtype, machine = row["label"].removeprefix(PLANTED), str(facts[row["machine"]]["architecture"])
         corrects, build = facts[row["engine"]].get("corrects", ()), row["build"]
         if row["status"] != "ok":

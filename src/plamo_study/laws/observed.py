@@ -66,16 +66,16 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
     used = used[~used["label"].isin((SERVER, SPLIT))]  # whose calls are not recorded
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     used = used[used["workload"] == "traffic"]
-    found: list[Call] = []
+    recorded: list[Call] = []
     idle: list[float] = []
     origin: list[int] = []  # of each call, the place of its row
     for number, row in enumerate(used.itertuples()):
         of_row = list(_calls(row))
-        found += of_row
+        recorded += of_row
         idle += _idle(row, of_row)
         origin += [number] * len(of_row)
     whence = used.assign(rule=used["label"]).iloc[origin]
-    made = pd.DataFrame(found, columns=COLUMNS).assign(idle=idle, **{name: whence[name].array for name in ORIGIN})
+    made = pd.DataFrame(recorded, columns=COLUMNS).assign(idle=idle, **{name: whence[name].array for name in ORIGIN})
     return made[made["chunk"] <= whence["n_ubatch"].to_numpy()].reset_index(drop=True)
 
 
@@ -110,33 +110,33 @@ def _idle(row: Any, calls: list[Call]) -> list[float]:
     """
     if not row.requests:
         return [0.0] * len(calls)
-    came = sorted((each.arrived_ns, each.token_ns[-1]) for each in row.requests)
+    came = sorted((request.arrived_ns, request.token_ns[-1]) for request in row.requests)
     ended = np.maximum.accumulate([0, *(end for _, end in came)])
-    known = [max(arrived - before, 0) / NS for (arrived, _), before in zip(came, ended[:-1], strict=True)]
-    gaps = iter([nan, *known[1:]])
+    idle = [max(arrived - before, 0) / NS for (arrived, _), before in zip(came, ended[:-1], strict=True)]
+    gaps = iter([nan, *idle[1:]])
     return [next(gaps) if chunk and not before else 0.0 for _, _, chunk, before, _ in calls]
 
 
-def of_model(found: pd.DataFrame, model: str, n_threads: int, moved: pd.DataFrame, missing: str) -> StepModel:
+def of_model(timed: pd.DataFrame, model: str, n_threads: int, moved: pd.DataFrame, missing: str) -> StepModel:
     """Step model of the calls of one model and number of threads. StudyError if steps or chunks are missing.
 
     `moved`: `moves`, of any models. `missing`: the command that measures more.
     """
     took = moved[moved["model"] == model]["seconds"].tolist()
-    own = found[(found["model"] == model) & (found["n_threads"] == n_threads)]
+    own = timed[(timed["model"] == model) & (timed["n_threads"] == n_threads)]
     name, awake, asleep = f"{model} on {n_threads} threads", own["idle"] < AWAKE_S, own["idle"] >= AWAKE_S
     return fit(name, table(own[awake]), took, missing, table(own[asleep]))
 
 
-def table(found: pd.DataFrame) -> Calls:
+def table(timed: pd.DataFrame) -> Calls:
     """Calls in the form that `fit` takes."""
-    whole = {name: found[name].to_numpy(dtype=np.int64) for name in COLUMNS[:-1]}
-    return Calls(**whole, seconds=found["seconds"].to_numpy(dtype=float))
+    whole = {name: timed[name].to_numpy(dtype=np.int64) for name in COLUMNS[:-1]}
+    return Calls(**whole, seconds=timed["seconds"].to_numpy(dtype=float))
 
 
-def parts_of(found: pd.DataFrame) -> pd.DataFrame:
+def parts_of(timed: pd.DataFrame) -> pd.DataFrame:
     """The calls that were measured alone, in cells made for it."""
-    return found[found["rule"] == PARTS]
+    return timed[timed["rule"] == PARTS]
 
 
 # ------------------------------------------------------------------ fits
@@ -162,24 +162,24 @@ def typical(seen: Observed) -> Load:
 
 def fitted(seen: Observed, without: float = 0.0) -> dict[str, StepModel]:
     """Step model by model: fitted on the calls measured alone, and on those of traffic at all loads but `without`."""
-    found = seen.calls
-    known = found["per_second"].isin(set(seen.loads) - {without})
-    own = pd.concat([parts_of(found), found[known & (found["rule"] != PARTS)]])
+    timed = seen.calls
+    at_load = timed["per_second"].isin(set(seen.loads) - {without})
+    own = pd.concat([parts_of(timed), timed[at_load & (timed["rule"] != PARTS)]])
     return _models(own, seen, without)
 
 
-def paced(seen: Observed, known: dict[str, StepModel], without: float = 0.0) -> tuple[dict[str, StepModel], pd.Series]:
-    """Step models by model, and each process's pace by PROCESS: the seconds of its calls over those that `known`
+def paced(seen: Observed, fits: dict[str, StepModel], without: float = 0.0) -> tuple[dict[str, StepModel], pd.Series]:
+    """Step models by model, and each process's pace by PROCESS: the seconds of its calls over those that `fits`
     predicts, `fitted` without the same load. The models are fitted on the same calls, divided by the pace of their
     process."""
-    found = seen.calls[seen.calls["n_threads"] == seen.calls["n_threads"].max()]
-    found = found.assign(said=_said(known, found))
-    awake = found[found["said"].notna() & ~(found["idle"] >= AWAKE_S)].groupby(PROCESS)
+    timed = seen.calls[seen.calls["n_threads"] == seen.calls["n_threads"].max()]
+    timed = timed.assign(said=_said(fits, timed))
+    awake = timed[timed["said"].notna() & ~(timed["idle"] >= AWAKE_S)].groupby(PROCESS)
     pace = (awake["seconds"].sum() / awake["said"].sum()).rename("pace").sort_index()
-    found = found.join(pace, on=PROCESS)
-    found["seconds"] /= found["pace"].fillna(1.0)
-    own = found["per_second"].isin(set(seen.loads) - {without})
-    return _models(found[own | (found["rule"] == PARTS)], seen, without), pace
+    timed = timed.join(pace, on=PROCESS)
+    timed["seconds"] /= timed["pace"].fillna(1.0)
+    own = timed["per_second"].isin(set(seen.loads) - {without})
+    return _models(timed[own | (timed["rule"] == PARTS)], seen, without), pace
 
 
 def half(seen: Observed) -> dict[str, StepModel]:
@@ -206,9 +206,9 @@ def command(rows: pd.DataFrame) -> str:
     return f"{MISSING} --scale {rows['scale'].iloc[0]}"
 
 
-def _said(known: dict[str, StepModel], found: pd.DataFrame) -> pd.Series:
+def _said(fits: dict[str, StepModel], timed: pd.DataFrame) -> pd.Series:
     """Seconds of each call by its model's fit; missing without one, NaN outside the measured range."""
-    found = found[found["model"].isin(list(known))]
-    by_model = found[COLUMNS].groupby(found["model"])
-    each = [pd.Series(known[str(name)].of(table(of)), of.index) for name, of in by_model]
-    return pd.concat(each) if each else pd.Series(dtype=float)
+    timed = timed[timed["model"].isin(list(fits))]
+    by_model = timed[COLUMNS].groupby(timed["model"])
+    seconds = [pd.Series(fits[str(name)].of(table(of)), of.index) for name, of in by_model]
+    return pd.concat(seconds) if seconds else pd.Series(dtype=float)

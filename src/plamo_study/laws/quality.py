@@ -58,25 +58,25 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     detectable (smallest ppl_ratio - 1 found in four of five such texts), loops_p_adjusted. Values that are undefined,
     for an invalid file or for the reference against itself, are NaN. No lines if no row is usable.
     """
-    lines = [_line(found, name) for found in evaluated(rows) for name in found.file_bytes]
-    found = pd.DataFrame(lines, columns=COLUMNS)
+    lines = [_line(evaluation, name) for evaluation in evaluated(rows) for name in evaluation.file_bytes]
+    judged = pd.DataFrame(lines, columns=COLUMNS)
     for name in ("p", "loops_p"):
-        found[f"{name}_adjusted"] = clustered.adjusted(found[name].tolist())
-    return found.drop(columns="loops_p")
+        judged[f"{name}_adjusted"] = clustered.adjusted(judged[name].tolist())
+    return judged.drop(columns="loops_p")
 
 
 def evaluated(rows: pd.DataFrame) -> list[Evaluated]:
     """Usable quality rows by model and text; rows of one model with different candidates are merged."""
     good = rows[(rows["workload"] == "quality") & (rows["status"] == "ok") & (rows["verdict"] != "invalid")]
-    found = []
+    evaluations = []
     for (model, text), group in good.groupby(["model", "text"], sort=True):
         series: dict[str, list[float]] = {}
         sizes: dict[str, float] = {}
         for row in group.itertuples():
             series |= row.series
             sizes |= dict(zip((row.dtype, *row.candidates), row.series["file_bytes"], strict=True))
-        found.append(Evaluated(model, text, str(group["dtype"].iloc[0]), series, sizes))
-    return found
+        evaluations.append(Evaluated(model, text, str(group["dtype"].iloc[0]), series, sizes))
+    return evaluations
 
 
 def pairs(rows: pd.DataFrame, wanted: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
@@ -85,60 +85,60 @@ def pairs(rows: pd.DataFrame, wanted: Iterable[tuple[str, str, str]]) -> pd.Data
     Columns: model, a, b, kld_saved (mean KLD of a less that of b, nats, `Estimate`), share (of a's KLD), p, p_adjusted
     (over the pairs given), detectable (nats), closer (p_adjusted < 5 % and kld_saved > 0).
     """
-    known = {found.model: found for found in evaluated(rows)}
-    lines = [_pair(known[model], a, b) for model, a, b in wanted]
-    found = pd.DataFrame(lines, columns=PAIRED)
-    found["p_adjusted"] = clustered.adjusted(found["p"].tolist())
-    found["closer"] = (found["p_adjusted"] < LEVEL) & found["kld_saved"].map(lambda saved: saved.value > 0)
-    return found
+    by_model = {evaluation.model: evaluation for evaluation in evaluated(rows)}
+    lines = [_pair(by_model[model], a, b) for model, a, b in wanted]
+    paired = pd.DataFrame(lines, columns=PAIRED)
+    paired["p_adjusted"] = clustered.adjusted(paired["p"].tolist())
+    paired["closer"] = (paired["p_adjusted"] < LEVEL) & paired["kld_saved"].map(lambda saved: saved.value > 0)
+    return paired
 
 
-def _line(found: Evaluated, name: str) -> dict[str, Any]:
-    valid = found.finite(name)
-    line: dict[str, Any] = {"model": found.model, "text": found.text, "file": name}
-    line |= {"file_bytes": found.file_bytes[name], "valid": valid}
-    line["not_finite"] = int(found.of("not_finite", name).sum())
-    nll = found.of("nll", name)
-    line["perplexity"] = mapped(ratio_of_sums(nll, found.tokens), _exp) if valid else UNKNOWN
+def _line(evaluation: Evaluated, name: str) -> dict[str, Any]:
+    valid = evaluation.finite(name)
+    line: dict[str, Any] = {"model": evaluation.model, "text": evaluation.text, "file": name}
+    line |= {"file_bytes": evaluation.file_bytes[name], "valid": valid}
+    line["not_finite"] = int(evaluation.of("not_finite", name).sum())
+    nll = evaluation.of("nll", name)
+    line["perplexity"] = mapped(ratio_of_sums(nll, evaluation.tokens), _exp) if valid else UNKNOWN
     in_bits = nll / np.log(2)
-    line["bits_per_byte"] = ratio_of_sums(in_bits, found.series["bytes"]) if valid else UNKNOWN
-    return line | _against_reference(found, name, valid) | _loops(found, name, valid)
+    line["bits_per_byte"] = ratio_of_sums(in_bits, evaluation.series["bytes"]) if valid else UNKNOWN
+    return line | _against_reference(evaluation, name, valid) | _loops(evaluation, name, valid)
 
 
-def _against_reference(found: Evaluated, name: str, valid: bool) -> dict[str, Any]:
-    if name == found.reference or not valid or not found.finite(found.reference):
+def _against_reference(evaluation: Evaluated, name: str, valid: bool) -> dict[str, Any]:
+    if name == evaluation.reference or not valid or not evaluation.finite(evaluation.reference):
         return dict.fromkeys(DISTANCES, UNKNOWN) | {"p": NAN, "detectable": NAN}
-    tokens = found.tokens
-    more = found.of("nll", name) - found.of("nll", found.reference)
+    tokens = evaluation.tokens
+    more = evaluation.of("nll", name) - evaluation.of("nll", evaluation.reference)
     values: dict[str, Any] = {
         "ppl_ratio": mapped(ratio_of_sums(more, tokens), _exp),
-        "rms_dp": mapped(ratio_of_sums(found.of("dp2", name), tokens), lambda square: float(np.sqrt(square))),
+        "rms_dp": mapped(ratio_of_sums(evaluation.of("dp2", name), tokens), lambda square: float(np.sqrt(square))),
     }
-    values |= {what: ratio_of_sums(found.of(what, name), tokens) for what in ("kld", "same_top", "dp")}
+    values |= {what: ratio_of_sums(evaluation.of(what, name), tokens) for what in ("kld", "same_top", "dp")}
     for q in QUANTILES:
-        below, at = found.of(f"below/{name}", str(q)), found.series[f"quantiles/{name}"]
+        below, at = evaluation.of(f"below/{name}", str(q)), evaluation.series[f"quantiles/{name}"]
         values[f"kld_{100 * q:g}"] = clustered.quantile(q, below, tokens, GRID, at)
     per_token = more / tokens
     return values | {"p": clustered.p_value(per_token), "detectable": _exp(clustered.detectable(per_token)) - 1}
 
 
-def _loops(found: Evaluated, name: str, valid: bool) -> dict[str, Any]:
-    if f"loop/{name}" not in found.series or not valid:
+def _loops(evaluation: Evaluated, name: str, valid: bool) -> dict[str, Any]:
+    if f"loop/{name}" not in evaluation.series or not valid:
         return {"loops": UNKNOWN, "loops_p": NAN}
-    looped, of_reference = found.of("loop", name) > 0, found.of("loop", found.reference) > 0
-    p = clustered.paired_rates(looped.tolist(), of_reference.tolist()) if name != found.reference else NAN
+    looped, of_reference = evaluation.of("loop", name) > 0, evaluation.of("loop", evaluation.reference) > 0
+    p = clustered.paired_rates(looped.tolist(), of_reference.tolist()) if name != evaluation.reference else NAN
     return {"loops": clustered.rate(int(looped.sum()), len(looped)), "loops_p": p}
 
 
-def _pair(found: Evaluated, a: str, b: str) -> dict[str, Any]:
-    saved = found.of("kld", a) - found.of("kld", b)
-    per_token = saved / found.tokens
+def _pair(evaluation: Evaluated, a: str, b: str) -> dict[str, Any]:
+    saved = evaluation.of("kld", a) - evaluation.of("kld", b)
+    per_token = saved / evaluation.tokens
     return {
-        "model": found.model,
+        "model": evaluation.model,
         "a": a,
         "b": b,
-        "kld_saved": ratio_of_sums(saved, found.tokens),
-        "share": ratio_of_sums(saved, found.of("kld", a)),
+        "kld_saved": ratio_of_sums(saved, evaluation.tokens),
+        "share": ratio_of_sums(saved, evaluation.of("kld", a)),
         "p": clustered.p_value(per_token),
         "detectable": clustered.detectable(per_token),
     }

@@ -43,23 +43,23 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
     at = set(seen.loads)
     unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
     fits = {without: observed.fitted(seen, without) for without in set(unknown.values())}
-    paces = {without: observed.paced(seen, known, without) for without, known in fits.items()}
+    paces = {without: observed.paced(seen, models, without) for without, models in fits.items()}
     for key, group in taken.groupby(LOADED, sort=True):
         model, per_second, rule = key
         row, without = first[key], unknown[per_second]
         load, slots, fit = load_of(row), int(row.n_seq), fits[without].get(model)
         others = taken[(taken["model"] == model) & (taken["rule"] == rule)]
         others = others[others["per_second"].isin(at - {per_second})]
-        told = dict(zip(LOADED, key, strict=True)) | {"among": per_second in at}
-        told |= {"asked": _asked(per_second, set(others["per_second"]))}
+        line = dict(zip(LOADED, key, strict=True)) | {"among": per_second in at}
+        line |= {"asked": _asked(per_second, set(others["per_second"]))}
         ways: dict[str, Any] = {}
         try:
             ways["simulation"] = (
-                _split(seen, row, without) if rule == SPLIT else simulated(load, rule, _known(fit), slots)
+                _split(seen, row, without) if rule == SPLIT else simulated(load, rule, _fitted(fit), slots)
             )
             if rule != SPLIT:
-                ways["replay"] = simulated(load, rule, _known(fit).untuned(), slots, 1)
-                ways["theory"] = theory(load, per_second, rule, _known(fit), slots)
+                ways["replay"] = simulated(load, rule, _fitted(fit).untuned(), slots, 1)
+                ways["theory"] = theory(load, per_second, rule, _fitted(fit), slots)
                 ways |= _paced(row, others, *paces[without])
             why = ""
         except StudyError as error:
@@ -69,31 +69,31 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
         middle = {name: stats.median(list(by_block[name].values())) for name in METRICS}
         for way, name in product((*WAYS, *PACED), METRICS):
             if way in ways or way in WAYS:
-                entry = told | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
+                entry = line | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
                 said = _held_against(ways.get(way, {}).get(name), by_block[name])
                 entries.append(entry | {"measured": middle[name]} | said)
     columns = [*LOADED, "among", "asked", "metric", "way", "refused", "predicted", "measured", "ratio"]
     return pd.DataFrame(entries, columns=columns)
 
 
-def _known(fit: StepModel | None) -> StepModel:
+def _fitted(fit: StepModel | None) -> StepModel:
     if fit is None:
         raise StudyError("a step model", "the calls that traffic is made of were not measured alone", observed.MISSING)
     return fit
 
 
-def _asked(per_second: float, known: set[float]) -> str:
+def _asked(per_second: float, loads: set[float]) -> str:
     """Whether a load is "between" known ones or "beyond" them, or "none known"."""
-    if not known:
+    if not loads:
         return "none known"
-    return "between" if min(known) < per_second < max(known) else "beyond"
+    return "between" if min(loads) < per_second < max(loads) else "beyond"
 
 
 def nearest(others: pd.DataFrame, per_second: float) -> dict[str, dict[int, float]]:
     """METRICS by block at the nearest of the other loads, and its rate; empty if there is none."""
     if others.empty:
         return {}
-    at = min(set(others["per_second"]), key=lambda each: (abs(each - per_second), each))
+    at = min(set(others["per_second"]), key=lambda load: (abs(load - per_second), load))
     return others[others["per_second"] == at][["per_second", *METRICS]].to_dict()
 
 
@@ -105,33 +105,33 @@ def _split(seen: Observed, row: Any, without: float) -> dict[str, float]:
     return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves)
 
 
-def _paced(row: Any, others: pd.DataFrame, known: dict[str, StepModel], pace: pd.Series) -> dict[str, dict[str, Any]]:
+def _paced(row: Any, others: pd.DataFrame, fits: dict[str, StepModel], pace: pd.Series) -> dict[str, dict[str, Any]]:
     """Prediction by each method of a load, by block, given nothing of the load but the pace of each process."""
     if (row.model, row.label, row.per_second) not in pace.index.droplevel("block"):
         return {}
     own = pace.loc[row.model, row.label, row.per_second].to_dict()
     load, slots = load_of(row), int(row.n_seq)
     many = max(SEEDS, seeds(load) // len(own))
-    models = {block: known[row.model].slower(each) for block, each in own.items()}
+    models = {block: fits[row.model].slower(factor) for block, factor in own.items()}
     ways: dict[str, dict[int, dict[str, float]]] = {
-        "simulation": {block: simulated(load, row.label, each, slots, many) for block, each in models.items()},
-        "theory": {block: theory(load, row.per_second, row.label, each, slots) for block, each in models.items()},
+        "simulation": {block: simulated(load, row.label, model, slots, many) for block, model in models.items()},
+        "theory": {block: theory(load, row.per_second, row.label, model, slots) for block, model in models.items()},
     }
-    found: dict[str, dict[str, Any]] = {}
+    by_way: dict[str, dict[str, Any]] = {}
     for way, said in ways.items():
-        found[way] = {name: _by_block(said, name) for name in METRICS}
+        by_way[way] = {name: _by_block(said, name) for name in METRICS}
     near = nearest(others, row.per_second)
     if near:
         theirs = pace.loc[row.model, row.label, next(iter(near["per_second"].values()))].to_dict()
         waits = {name: _scaled(near[name], own, theirs) for name in METRICS if name not in ("throughput", "well")}
-        found["nearest load"] = near | waits
-    return {f"{way}, paced": said for way, said in found.items()}
+        by_way["nearest load"] = near | waits
+    return {f"{way}, paced": said for way, said in by_way.items()}
 
 
 def _by_block(said: dict[int, dict[str, float]], name: str) -> dict[int, float] | None:
     """One metric of the predictions by block; None if no block has it."""
-    known = any(name in each for each in said.values())
-    return {block: each.get(name, stats.NAN) for block, each in said.items()} if known else None
+    present = any(name in figures for figures in said.values())
+    return {block: figures.get(name, stats.NAN) for block, figures in said.items()} if present else None
 
 
 def _scaled(near: dict[int, float], own: dict[int, float], theirs: dict[int, float]) -> dict[int, float]:
@@ -150,20 +150,20 @@ def shipping(seen: Observed, model: str, without: float = 0.0) -> tuple[Seconds,
     """
     used = seen.traffic[(seen.traffic["label"] == SPLIT) & (seen.traffic["model"] == model)]
     used = used[used["per_second"] != without]
-    told = [
-        (each.n_prompt, *took)
+    moves = [
+        (request.n_prompt, *took)
         for row in used.itertuples()
-        for each, *took in zip(row.requests, row.series["shipped"], row.series["loaded"], strict=True)
+        for request, *took in zip(row.requests, row.series["shipped"], row.series["loaded"], strict=True)
     ]
-    if not told:
+    if not moves:
         raise StudyError(model, "no state was shipped at a load that the simulation knows", seen.command)
-    by_tokens = pd.DataFrame(told, columns=["tokens", "shipped", "loaded"]).groupby("tokens").median()
+    by_tokens = pd.DataFrame(moves, columns=["tokens", "shipped", "loaded"]).groupby("tokens").median()
     return _between(by_tokens["shipped"]), _between(by_tokens["loaded"])
 
 
 def _between(by_tokens: pd.Series) -> Seconds:
-    known, seconds = by_tokens.index.to_numpy(), by_tokens.to_numpy()
-    return lambda tokens: float(np.interp(tokens, known, seconds))
+    sizes, seconds = by_tokens.index.to_numpy(), by_tokens.to_numpy()
+    return lambda tokens: float(np.interp(tokens, sizes, seconds))
 
 
 def _held_against(said: Any, taken: dict[int, float]) -> dict[str, Any]:
@@ -171,8 +171,9 @@ def _held_against(said: Any, taken: dict[int, float]) -> dict[str, Any]:
     if said is None:
         return {"predicted": stats.NAN, "ratio": None}
     by_block = said if isinstance(said, dict) else dict.fromkeys(taken, float(said))
-    both = [(each, taken[block]) for block, each in by_block.items() if block in taken]
-    known = both and all(predicted > 0 and value > 0 for predicted, value in both)  # `well` may be 0; a percentile NaN
-    told = [each for each in by_block.values() if each == each]
-    middle = float(np.median(told)) if told else stats.NAN
-    return {"predicted": middle, "ratio": stats.ratio(*zip(*both, strict=True)) if known else None}
+    both = [(number, taken[block]) for block, number in by_block.items() if block in taken]
+    # `well` may be 0; a percentile NaN
+    positive = both and all(predicted > 0 and value > 0 for predicted, value in both)
+    numbers = [number for number in by_block.values() if number == number]
+    middle = float(np.median(numbers)) if numbers else stats.NAN
+    return {"predicted": middle, "ratio": stats.ratio(*zip(*both, strict=True)) if positive else None}

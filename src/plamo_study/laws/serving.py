@@ -60,12 +60,12 @@ def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
 def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
     """Signal or exit code of the crashed server and its assertion, from its requests' failures; None if it survived."""
     for failure in failures:
-        if found := ENDED.search(failure):
-            return found[1], found[2] or ""
+        if crash := ENDED.search(failure):
+            return crash[1], crash[2] or ""
     return None
 
 
-def compared(found: Beside) -> pd.DataFrame:
+def compared(comparison: Beside) -> pd.DataFrame:
     """AIPerf beside our client: one row per number of concurrent requests and quantity in TOLD (`what`).
 
     `ours` and `theirs`: estimates over rounds of per-request means, in seconds or tokens/s; `ratio`: theirs over ours,
@@ -73,34 +73,34 @@ def compared(found: Beside) -> pd.DataFrame:
     run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
     """
     entries = []
-    for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
-        loads = {tool: _by_round(found, tool, n_clients) for tool in (OURS, AIPERF)}
+    for n_clients in dict.fromkeys(run.n_clients for run in comparison.runs):
+        loads = {tool: _by_round(comparison, tool, n_clients) for tool in (OURS, AIPERF)}
         for name, what in TOLD.items():
             ours, theirs = ([_mean(run, name) for run in loads[tool]] for tool in (OURS, AIPERF))
             ours_of_own, theirs_of_own = (
                 [_mean(run, name) / _own(run, name) for run in loads[tool]] for tool in (OURS, AIPERF)
             )
-            entry = {"scale": found.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
+            entry = {"scale": comparison.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
             entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
             entry |= {"ours_of_own": stats.median(ours_of_own), "theirs_of_own": stats.median(theirs_of_own)}
             entries.append(entry | {"of_own": stats.ratio(theirs_of_own, ours_of_own)})
     return pd.DataFrame(entries)
 
 
-def later(found: Beside) -> pd.DataFrame:
+def later(comparison: Beside) -> pd.DataFrame:
     """Where two clients of one server differ: one row per number of concurrent requests and entry of LATER (`what`).
 
     Estimates over rounds, in seconds: `ours`, `theirs`, and `apart`, theirs minus ours in the same round. The pause
     between an answer and the next request is measured only with a single client.
     """
     entries = []
-    for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
-        both = [_by_round(found, tool, n_clients) for tool in (OURS, AIPERF)]
+    for n_clients in dict.fromkeys(run.n_clients for run in comparison.runs):
+        both = [_by_round(comparison, tool, n_clients) for tool in (OURS, AIPERF)]
         for what, seconds in LATER.items():
             ours, theirs = ([seconds(run) for run in runs] for runs in both)
             if any(map(math.isnan, [*ours, *theirs])):
                 continue
-            entry: dict[str, Any] = {"scale": found.scale, "n_clients": n_clients, "what": what}
+            entry: dict[str, Any] = {"scale": comparison.scale, "n_clients": n_clients, "what": what}
             entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs)}
             apart = [late - early for late, early in zip(theirs, ours, strict=True)]
             entries.append(entry | {"apart": stats.median(apart)})
@@ -113,21 +113,21 @@ def _between(run: Run) -> float:
     return (span - sum(run.whole)) / (n - 1) if run.n_clients == 1 and n > 1 else math.nan
 
 
-def crowds(found: Crowds) -> pd.DataFrame:
+def crowds(comparison: Crowds) -> pd.DataFrame:
     """One row per number of concurrent requests, `waits` of which have no slot: seconds per further token by each
     server's own count (`released`, `patched`), tokens/s (`rate`, `rate_patched`), and their ratios, released over
     patched (`ratio`) and patched over released (`rates`), with intervals over paired rounds."""
     entries = []
-    for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
+    for n_clients in dict.fromkeys(load.n_clients for load in comparison.loads):
         both = [
             sorted(
-                (each for each in found.loads if (each.server, each.n_clients) == (name, n_clients)),
+                (load for load in comparison.loads if (load.server, load.n_clients) == (name, n_clients)),
                 key=attrgetter("round"),
             )
             for name in (RELEASED, PATCHED)
         ]
-        slow, fast = ([float(np.mean(each.token)) for each in loads] for loads in both)
-        less, more = ([each.tokens / each.seconds for each in loads] for loads in both)
+        slow, fast = ([float(np.mean(load.token)) for load in loads] for loads in both)
+        less, more = ([load.tokens / load.seconds for load in loads] for loads in both)
         entry: dict[str, Any] = {"n_clients": n_clients, "waits": max(n_clients - SLOTS, 0)}
         entry |= {"released": stats.median(slow), "patched": stats.median(fast), "ratio": stats.ratio(slow, fast)}
         entry |= {"rate": stats.median(less), "rate_patched": stats.median(more), "rates": stats.ratio(more, less)}
@@ -135,8 +135,8 @@ def crowds(found: Crowds) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def _by_round(found: Beside, tool: str, n_clients: int) -> list[Run]:
-    runs = [run for run in found.runs if run.tool == tool and run.n_clients == n_clients]
+def _by_round(comparison: Beside, tool: str, n_clients: int) -> list[Run]:
+    runs = [run for run in comparison.runs if run.tool == tool and run.n_clients == n_clients]
     return sorted(runs, key=lambda run: run.round)
 
 
@@ -146,7 +146,7 @@ def _mean(run: Run, name: str) -> float:
 
 def _own(run: Run, name: str) -> float:
     """The same quantity by the server's count; NaN if it has none. Its throughput assumes that all slots are full."""
-    prompt, token = (math.nan if told is None else told for told in (run.prompt, run.token))
+    prompt, token = (math.nan if seconds is None else seconds for seconds in (run.prompt, run.token))
     n_gen = float(np.mean(run.n_gen))
     whole = prompt + (n_gen - 1) * token
     return {"ttft": prompt, "itl": token, "whole": whole, "throughput": run.n_clients * n_gen / whole}[name]
@@ -165,10 +165,10 @@ def confusion(probed: Sequence[Probed]) -> pd.DataFrame:
     An error at a right server is a false alarm, at a wrong one a miss. "Cannot tell" is counted, and neither.
     """
     lines: list[dict[str, Any]] = []
-    for known, error in (("right", "wrong"), ("wrong", "right")):
-        said = [each.verdict for each in probed if each.truth == known]
+    for truth, error in (("right", "wrong"), ("wrong", "right")):
+        said = [server.verdict for server in probed if server.truth == truth]
         counts = {verdict: said.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
-        lines.append({"known": known, **counts, "errors": clustered.rate(said.count(error), len(said))})
+        lines.append({"known": truth, **counts, "errors": clustered.rate(said.count(error), len(said))})
     return pd.DataFrame(lines)
 
 
@@ -186,18 +186,18 @@ def alike(held: pd.DataFrame) -> pd.DataFrame:
     return held[held[SOAKED].apply(tuple, axis=1) == runs.groupby(SOAKED).size().idxmax()] if len(runs) else held
 
 
-def minutes(found: Sequence[Soak]) -> pd.DataFrame:
+def minutes(runs: Sequence[Soak]) -> pd.DataFrame:
     """One row a minute of every run: OF_RUN, of which `run` numbers one server's runs from 1, `minute` from 1, and the
     fields of Minute (None: NaN). `sent` and the others after it count the whole run,
     also what ended after its last minute; `lost`: without an answer."""
     fields, counted = list(Minute.__struct_fields__), dict.fromkeys((RELEASED, PATCHED), 0)
     lines = []
-    for run in found:
+    for run in runs:
         server = PATCHED if run.patched else RELEASED
         counted[server] += 1
         who = {"server": server, "run": counted[server], "machine": chip(run.machine), "n_minutes": len(run.minutes)}
         who |= {"lost": run.failed} | {name: getattr(run, name) for name in OF_RUN if hasattr(run, name)} | who
-        for n, each in enumerate(run.minutes, 1):
-            lines.append(who | {"minute": n} | {name: getattr(each, name) for name in fields})
-    told = pd.DataFrame(lines, columns=[*OF_RUN, "minute", *fields])
-    return told.astype(dict.fromkeys(["minute", *(name for name in fields if name != "fine")], float))
+        for n, minute in enumerate(run.minutes, 1):
+            lines.append(who | {"minute": n} | {name: getattr(minute, name) for name in fields})
+    table = pd.DataFrame(lines, columns=[*OF_RUN, "minute", *fields])
+    return table.astype(dict.fromkeys(["minute", *(name for name in fields if name != "fine")], float))

@@ -42,7 +42,7 @@ def write() -> int:
     with FILE.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["simulation", *names])
-        lines.writerows([name, *map(repr, found.values())] for name, found in sorted(used.items()))
+        lines.writerows([name, *map(repr, record.values())] for name, record in sorted(used.items()))
     return len(used)
 
 
@@ -52,7 +52,7 @@ def _recorded() -> dict[str, Figures]:
         return {}
     with FILE.open(newline="", encoding="utf-8") as file:
         lines = csv.DictReader(file)
-        return {line.pop("simulation"): {name: float(each) for name, each in line.items()} for line in lines}
+        return {line.pop("simulation"): {name: float(value) for name, value in line.items()} for line in lines}
 
 
 SEEDS, ASKED = 5, 4000  # simulations of one load, whose median counts: at least SEEDS, and ASKED requests in all
@@ -125,8 +125,8 @@ def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: in
     def until(q: float) -> float:
         return float(brentq(lambda seconds: sooner(seconds) - q, 0.0, float(reading.max()) + 20 * wait / busy))
 
-    found = {f"ttft_{name}": until(q) for name, q in QUANTILES.items() if len(load) >= stats.NEEDED[q]}
-    return found | {"ttft_mean": wait + float(reading.mean()), "well": sooner(load.within[0])}
+    waits = {f"ttft_{name}": until(q) for name, q in QUANTILES.items() if len(load) >= stats.NEEDED[q]}
+    return waits | {"ttft_mean": wait + float(reading.mean()), "well": sooner(load.within[0])}
 
 
 def _reading(model: StepModel, n: int, size: int) -> float:

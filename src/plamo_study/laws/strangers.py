@@ -27,23 +27,23 @@ VERDICTS = {"verified": "valid", "wrong": "invalid"}  # heading -> verdict; othe
 MEND = "measure again with `plamo-study study` or `plamo-study measure STUDY`, which do both"
 
 
-def check(found: Pack) -> None:
+def check(pack: Pack) -> None:
     """Raise StudyError for a pack whose own rows contradict what some of them claim, or that no analysis can read.
 
     Either a pass was faster than its roof, the time that its machine's best measured ceilings allow, with its whole
     interval; or a timed row has no verdict, because its file and build have no gate in the same journal.
     """
     try:
-        _check(found)
+        _check(pack)
     except StudyError:
         raise
     except Exception as error:  # whatever an analysis does not expect of rows, no page would expect either
         why = f"its rows cannot be analysed ({type(error).__name__}: {error})"
-        raise StudyError(f"the rows of machine {found.machine}", why[:500], MEND) from error
+        raise StudyError(f"the rows of machine {pack.machine}", why[:500], MEND) from error
 
 
-def _check(found: Pack) -> None:
-    for name, rows, _ in _studies(found):
+def _check(pack: Pack) -> None:
+    for name, rows, _ in _studies(pack):
         timed = rows[(rows["status"] == "ok") & (rows["model"] != "") & rows["samples_ns"].map(len).astype(bool)]
         bare = timed[(timed["verdict"] == UNGATED) & ~timed["anchor"]]
         if len(bare):
@@ -51,7 +51,7 @@ def _check(found: Pack) -> None:
             why = f"{len(bare)} timed rows have no verdict: no gate judged {first['model']} in {first['dtype']}"
             raise StudyError(f"{name}, row {first['key']}", why, MEND)
     for scale in FULL_SIZE:
-        beyond = passes(found, scale)
+        beyond = passes(pack, scale)
         beyond = beyond[[low > took.high for low, took in zip(beyond["low"], beyond["measured"], strict=True)]]
         if len(beyond):
             first = beyond.iloc[0]
@@ -61,33 +61,33 @@ def _check(found: Pack) -> None:
             raise StudyError(f"{first['study']}.{scale}", why, MEND)
 
 
-def passes(found: Pack, scale: str) -> pd.DataFrame:
+def passes(pack: Pack, scale: str) -> pd.DataFrame:
     """The passes of a pack at a scale as notebook 13 shows them; empty where it has none with ceilings."""
-    studies = [each for each in _studies(found, (scale,)) if len(each[1])]
+    studies = [study for study in _studies(pack, (scale,)) if len(study[1])]
     try:
         return machines.passes(studies) if studies else pd.DataFrame(columns=["low", "measured"])
     except StudyError:  # no ceiling or no pass: nothing to hold
         return pd.DataFrame(columns=["low", "measured"])
 
 
-def text(found: Pack, file: str, command: str) -> str:
+def text(pack: Pack, file: str, command: str) -> str:
     """Markdown that introduces a pack, to paste as the text of a pull request; everything from rows is escaped.
 
     `command`: the command that made it.
     """
-    facts = [record for record in chain(*found.journals.values()) if isinstance(record, Fact)]
+    facts = [record for record in chain(*pack.journals.values()) if isinstance(record, Fact)]
     engines = [fact.data for fact in facts if fact.what == "engine"]
     builds = dict.fromkeys(f"{e['binding']}, llama.cpp {e['commit']}, build {frame.build_name(e)}" for e in engines)
-    counts = pd.DataFrame([_counted(name, rows) for name, rows, _ in _studies(found)])
+    counts = pd.DataFrame([_counted(name, rows) for name, rows, _ in _studies(pack)])
     judged, verified, disturbed = (int(counts[name].sum()) for name in ("judged", "verified", "disturbed"))
-    machine = processors.machine(found.facts)
-    fact = found.facts
-    systems = [each.data["os"] for each in facts if each.what == "system"] or [fact["os"]]
+    machine = processors.machine(pack.facts)
+    fact = pack.facts
+    systems = [record.data["os"] for record in facts if record.what == "system"] or [fact["os"]]
     system = ", ".join(dict.fromkeys(systems))
     parts = [
         f"# Rows of {escaped(machine)}",
         f"- Machine: {escaped(machine)}, {fact['memory_bytes'] / 2**30:.0f} GiB, {escaped(system)}, "
-        f"id `{found.machine}`",
+        f"id `{pack.machine}`",
         *(f"- Engine: {escaped(build)}" for build in builds),
         f"- Verified: {_share(verified, judged)} of the rows that are judged; disturbed: {_share(disturbed, judged)}",
         f"- File: `{escaped(file)}`, made with `{escaped(command)}`",
@@ -97,17 +97,17 @@ def text(found: Pack, file: str, command: str) -> str:
         "",
         table(counts, list(counts))._repr_markdown_(),
     ]
-    figures = pd.concat([_figures(found, scale) for scale in (*FULL_SIZE, "mini")])
+    figures = pd.concat([_figures(pack, scale) for scale in (*FULL_SIZE, "mini")])
     if len(figures):
         note = "Tokens per second with their intervals; share: of what the machine's own ceilings allow."
         parts += ["", "## Main figures", "", table(figures, list(figures), note)._repr_markdown_()]
     return "\n".join(parts) + "\n"
 
 
-def _studies(found: Pack, scales: Sequence[str] = ()) -> Studies:
+def _studies(pack: Pack, scales: Sequence[str] = ()) -> Studies:
     """A frame for each journal, with its facts; of some scales, or of all."""
     made = []
-    for name, records in found.journals.items():
+    for name, records in pack.journals.items():
         study, _, scale = name.rpartition(".")
         if not scales or scale in scales:
             facts = frame.facts(records)
@@ -122,17 +122,17 @@ def _counted(name: str, rows: pd.DataFrame) -> dict[str, object]:
     return entry | {"disturbed": int(judged["disturbed"].sum())}
 
 
-def _figures(found: Pack, scale: str) -> pd.DataFrame:
+def _figures(pack: Pack, scale: str) -> pd.DataFrame:
     """Rates of the passes with the most processes."""
-    own = passes(found, scale)
+    own = passes(pack, scale)
     if own.empty:
         return pd.DataFrame()
     own = own.assign(n=[took.n for took in own["measured"]]).sort_values("n", ascending=False, kind="stable")
-    kept = own.drop_duplicates(["model", "dtype", "phase", "tokens", "n_seq", "chip"]).head(SHOWN)
-    work = kept["tokens"] * kept["n_seq"]
-    rate = [_rate(tokens, took) for tokens, took in zip(work, kept["measured"], strict=True)]
-    shown = kept[["chip", "model", "dtype", "phase", "tokens", "n_seq"]]
-    return shown.assign(**{"tokens a second": rate, "share": kept["share"], "scale": scale})
+    leading = own.drop_duplicates(["model", "dtype", "phase", "tokens", "n_seq", "chip"]).head(SHOWN)
+    work = leading["tokens"] * leading["n_seq"]
+    rate = [_rate(tokens, took) for tokens, took in zip(work, leading["measured"], strict=True)]
+    shown = leading[["chip", "model", "dtype", "phase", "tokens", "n_seq"]]
+    return shown.assign(**{"tokens a second": rate, "share": leading["share"], "scale": scale})
 
 
 def _rate(work: float, took: Estimate) -> Estimate:

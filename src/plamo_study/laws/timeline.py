@@ -41,9 +41,9 @@ def of_series(series: dict[str, list[float]], n_gen: int) -> list[dict[str, Any]
     entries = []
     for phase, name in dict.fromkeys(tuple(key.split("/")[:2]) for key in series if key.count("/") == 2):
         per = n_gen if phase == "decode" else 1
-        found = {what: series.get(f"{phase}/{name}/{what}", [0.0]) for what in QUANTITIES}
+        counted = {what: series.get(f"{phase}/{name}/{what}", [0.0]) for what in QUANTITIES}
         entries.append(
-            {"phase": phase, "class": name} | {what: float(np.median(values)) / per for what, values in found.items()}
+            {"phase": phase, "class": name} | {what: float(np.median(values)) / per for what, values in counted.items()}
         )
     return entries
 
@@ -57,9 +57,9 @@ def shares(rows: pd.DataFrame, by: dict[str, tuple[str, ...]] = EACH) -> pd.Data
     return _shares(works(rows), by)
 
 
-def _shares(found: pd.DataFrame, parts: dict[str, tuple[str, ...]]) -> pd.DataFrame:
-    found, entries = found[found["class"].isin(CLASSES)], []
-    for (model, phase), group in found.groupby(["model", "phase"]):
+def _shares(traced: pd.DataFrame, parts: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+    traced, entries = traced[traced["class"].isin(CLASSES)], []
+    for (model, phase), group in traced.groupby(["model", "phase"]):
         total = group.groupby("block")["ns"].sum()
         for name, classes in parts.items():
             part = group[group["class"].isin(classes)].groupby("block")["ns"].sum().reindex(total.index, fill_value=0.0)
@@ -76,12 +76,12 @@ def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     taken, at the ceilings' best samples; all None where a class has no nodes. Also `n_bytes`, `n_flops` and `nodes` of
     a prefill or of one step. A model whose ceilings were not measured beside it is left out.
     """
-    found, entries = works(rows), []
-    limits = ceilings.limits(rows, {name: models[name] for name in found["model"].unique()})
-    found = found[found["model"].isin(limits)]
-    for entry in _shares(found, EACH).to_dict("records"):
-        same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
-        entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))
+    traced, entries = works(rows), []
+    limits = ceilings.limits(rows, {name: models[name] for name in traced["model"].unique()})
+    traced = traced[traced["model"].isin(limits)]
+    for entry in _shares(traced, EACH).to_dict("records"):
+        same = (traced["model"] == entry["model"]) & (traced["phase"] == entry["phase"])
+        entries.append(entry | _achieved(traced[same & (traced["class"] == entry["class"])], limits[entry["model"]]))
     counted = ["n_bytes", "n_flops", "nodes"]
     return pd.DataFrame(entries, columns=["model", "phase", "class", "share", "us", *counted, *NO_RATES])
 
@@ -149,5 +149,5 @@ def cost(series: dict[str, list[float]], checks: dict[str, Any], phase: str) -> 
 
 
 def _traces(rows: pd.DataFrame) -> pd.DataFrame:
-    found = main_rows(rows)
-    return found[found["workload"] == "trace"]
+    traced = main_rows(rows)
+    return traced[traced["workload"] == "trace"]

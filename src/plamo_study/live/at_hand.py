@@ -53,19 +53,19 @@ def measured(planned: Plan) -> bool:
     return bool(rows) and all(had[cell] >= blocks for cell in needed)
 
 
-def lacking(found: Iterable[Plan]) -> dict[str, int]:
+def lacking(plans: Iterable[Plan]) -> dict[str, int]:
     """Missing model files with the approximate bytes of each."""
     return {
         recipes.model_path(*file).name: int(registry.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8)
-        for each in found
-        for file in files.needed(each)
+        for planned in plans
+        for file in files.needed(planned)
         if file[1] != registry.GIVEN and not recipes.model_path(*file).exists()
     }
 
 
-def missing(found: Iterable[Plan]) -> dict[str, int]:
+def missing(plans: Iterable[Plan]) -> dict[str, int]:
     """The files that are `lacking`; StudyError if the disk lacks room for them."""
-    sizes = lacking(found)
+    sizes = lacking(plans)
     paths.MODELS.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(paths.MODELS).free
     if sizes and sum(sizes.values()) + ROOM > free:

@@ -28,22 +28,22 @@ def of_notebooks(
 ) -> dict[str, float]:
     """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit. `sweeps`: what a user asks."""
     asked = {name: _asked(name, scale, (sweeps or {}).get(name, NOTHING)) for name in names}
-    shares = _shares([each for own in asked.values() for each in own], minutes) if minutes else {}
-    return {name: sum(shares.get(each, 0.0) for each in own) for name, own in asked.items()}
+    shares = _shares([study for own in asked.values() for study in own], minutes) if minutes else {}
+    return {name: sum(shares.get(study, 0.0) for study in own) for name, own in asked.items()}
 
 
 def of_notebook(notebook: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> list[tuple[str, str, float]]:
     """What to measure for a notebook: study, scale, and minutes (0: what its plan takes)."""
     asked = _asked(notebook, scale, sweep)
     studies = [(name, at, of_study(name, scale, minutes, sweep)) for name, at, _ in asked]
-    return [each for each in studies if each[2] != LEFT_OUT]
+    return [study for study in studies if study[2] != LEFT_OUT]
 
 
 def _asked(name: str, scale: str, sweep: Sweep) -> list[Asked]:
     """The studies of a notebook, or of the notebook of a study; for files of a user's own only those that take some."""
     studies = registry.of_notebook(name, scale)
     own = [(study, at, sweep if registry.varies(study) else NOTHING) for study, at in studies]
-    return [each for each in own if each[2].files or not sweep.files]
+    return [study for study in own if study[2].files or not sweep.files]
 
 
 def of_study(name: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> float:
@@ -71,14 +71,16 @@ def lasts(name: str, scale: str, minutes: float) -> float:
 
 def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
     """Minutes of each study; while time is short, the longest study that may be left out is."""
-    needs, weights = {each: _need(*each) for each in asked}, registry.STUDIES
+    needs, weights = {study: _need(*study) for study in asked}, registry.STUDIES
     while needs:
         every = sum(needs.values())
-        longest = max((each for each in needs if _whole(*each[:2])), key=lambda each: needs[each], default=None)
+        longest = max((study for study in needs if _whole(*study[:2])), key=lambda study: needs[study], default=None)
         if longest is None or minutes >= SLOWER * every:
-            kept = min(SLOWER, minutes / every)
-            rest = (minutes - kept * every) / sum(weights[name].weight for name, *_ in needs)
-            return _within_most({each: kept * need + rest * weights[each[0]].weight for each, need in needs.items()})
+            factor = min(SLOWER, minutes / every)
+            rest = (minutes - factor * every) / sum(weights[name].weight for name, *_ in needs)
+            return _within_most(
+                {study: factor * need + rest * weights[study[0]].weight for study, need in needs.items()}
+            )
         del needs[longest]
     return {}
 
@@ -87,14 +89,14 @@ def _within_most(shares: dict[Asked, float]) -> dict[Asked, float]:
     """The shares, with what a plan that does not grow cannot use given to the others by weight."""
     free = set(shares)
     while True:
-        over = {each for each in free if shares[each] > _most(*each)}
+        over = {study for study in free if shares[study] > _most(*study)}
         if not over or over == free:
             return shares
         free -= over
-        spare, weights = sum(shares[each] - _most(*each) for each in over), registry.STUDIES
+        spare, weights = sum(shares[study] - _most(*study) for study in over), registry.STUDIES
         every = sum(weights[name].weight for name, *_ in free)
-        shares = shares | {each: _most(*each) for each in over}
-        shares |= {each: shares[each] + spare * weights[each[0]].weight / every for each in free}
+        shares = shares | {study: _most(*study) for study in over}
+        shares |= {study: shares[study] + spare * weights[study[0]].weight / every for study in free}
 
 
 @cache

@@ -112,8 +112,8 @@ def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) 
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
-    gpu, found = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
-    return found.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else found.plan(scale, gpu=gpu)
+    gpu, entry = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
+    return entry.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else entry.plan(scale, gpu=gpu)
 
 
 @cache

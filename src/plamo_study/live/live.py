@@ -58,10 +58,10 @@ def beforehand(ahead: Sequence[Ahead]) -> list[str]:
     When it ends, its files and the disk, what slows this machine, and what is to be built. What this machine does not
     say is left out.
     """
-    seconds = sum(expected_s(*each) for each in ahead)
+    seconds = sum(expected_s(*entry) for entry in ahead)
     if seconds < LONG_S:
         return []
-    plans = [each.plan for each in ahead]
+    plans = [entry.plan for entry in ahead]
     end = datetime.now() + timedelta(seconds=seconds)
     day = "" if end.date() == datetime.now().date() else f"{end:%a} "
     said = [f"Ends at about {day}{end:%H:%M}, in {_long(seconds)}.", _files(plans), _state()]
@@ -91,7 +91,7 @@ def _long(seconds: float) -> str:
 
 def _files(plans: Sequence[Plan]) -> str:
     """The files at hand with their sizes, and those to be written against the room on the disk."""
-    every = dict.fromkeys(file for each in plans for file in files.needed(each))
+    every = dict.fromkeys(file for planned in plans for file in files.needed(planned))
     here = {path.name: path.stat().st_size for file in every if (path := recipes.model_path(*file)).exists()}
     here |= {given.FILES[file].path.name: given.FILES[file].n_bytes for file in every if file in given.FILES}
     lacking = at_hand.lacking(plans)
@@ -114,7 +114,7 @@ def _size(n_bytes: float) -> str:
 def _state() -> str:
     """What of this machine's state bears on its times, as far as it says."""
     state = machine.state()
-    said = [words for name, known in SLOWS.items() if (words := known.get(getattr(state, name)))]
+    said = [words for name, wordings in SLOWS.items() if (words := wordings.get(getattr(state, name)))]
     said += ["leave the lid open: closed, it sleeps"] if machine.sleeps_when_closed() else []
     return f"This machine: {'; '.join(said)}." if said else ""
 
@@ -122,12 +122,12 @@ def _state() -> str:
 def _unbuilt(plans: Sequence[Plan]) -> dict[str, str]:
     """The builds that plans need and that are not here, each with the studies that need it."""
     lacking: dict[str, list[str]] = {}
-    for each in plans:
+    for planned in plans:
         try:
-            if each.program:
-                builds.program(each.program)
+            if planned.program:
+                builds.program(planned.program)
         except StudyError:
-            lacking.setdefault(each.program, []).append(each.study)
+            lacking.setdefault(planned.program, []).append(planned.study)
     return {name: ", ".join(dict.fromkeys(studies)) for name, studies in lacking.items()}
 
 

@@ -63,7 +63,7 @@ def _own(scale: str, base: Arrival) -> tuple[tuple[Cell, ...], int]:
     """The study's own cells in order of need, and how many are required."""
     files = [(model, scale, DTYPE[scale]) for model in (*MODELS, *(() if scale == "weights" else (MATCHED,)))]
     usual = {file[0]: on_file(base, file) for file in files}
-    cells = [cell for each in usual.values() for cell in _usual(each)]
+    cells = [cell for arrival in usual.values() for cell in _usual(arrival)]
     cells += [cell for model in MODELS for cell in _controls(change(usual[model], n_chunk=USUAL_CHUNK))]
     for n in TABLE_CHUNKS:
         for model in MODELS:
@@ -96,7 +96,7 @@ def _asked(base: Arrival, files: Sequence[File], sweep: Sweep) -> tuple[tuple[Ce
             whole = change(base, n_arriving=n_arriving, n_seq=n_seq)
             apart = [change(whole, way="apart", n_chunk=n) for n in fitting]
             together = [change(whole, way="together", n_chunk=n) for n in chunks if n <= n_arriving]
-            joined = [change(each, kv_unified=True) for each in together[:1]]
+            joined = [change(arrival, kv_unified=True) for arrival in together[:1]]
             for group in ([whole, *apart[:1]], together[:1], apart[1:], together[1:], joined):
                 for cell in group:
                     cells += [on_file(part, file) for file in files for part in (cell, *_parts(cell))]

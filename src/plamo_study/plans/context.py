@@ -69,10 +69,10 @@ def _near(base: Depth, files: tuple[File, ...]) -> list[Cell]:
 
 def _rungs(sweep: Sweep) -> tuple[int, ...]:
     """The depths that were asked for, but for the first and the last; StudyError where there is none to go to."""
-    found = sorted(set(sweep.n_depth) - {0})
-    if not found:
+    depths = sorted(set(sweep.n_depth) - {0})
+    if not depths:
         raise StudyError("n_depth 0", "is the start of every ladder", "give a depth to go to, such as -p n_depth 4096")
-    return tuple(found[:-1]) or (0,)
+    return tuple(depths[:-1]) or (0,)
 
 
 def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:

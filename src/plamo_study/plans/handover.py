@@ -56,7 +56,7 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     else:
         base, others = _base(scale, gpu), dict(zip(MODELS, reversed(MODELS), strict=True))
         models = [change(base, model=model, stranger=others[model]) for model in MODELS]
-        own = [list(_of_lengths(each, sweep) if sweep != NOTHING else _of_model(each)) for each in models]
+        own = [list(_of_lengths(pair, sweep) if sweep != NOTHING else _of_model(pair)) for pair in models]
         cells = [cell for kind in zip(*own, strict=True) for cell in kind if cell]
     planned = with_gates("16-pairs", scale_of(scale, sweep), tuple(cells), exact_cache=False)
     return replace(

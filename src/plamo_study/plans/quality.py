@@ -46,14 +46,14 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
 def groups(model: str, scale: str) -> list[tuple[str, ...]]:
     """The candidates of a model, in groups whose files fit in memory together with the reference."""
     n_params, room = registry.spec(model, scale).n_params, MEMORY_SHARE * psutil.virtual_memory().total
-    found: list[tuple[str, ...]] = []
+    fitting: list[tuple[str, ...]] = []
     for name in (name for name in types(model, scale) if name != REFERENCE):
-        together = (*(found[-1] if found else ()), name)
-        if found and sum(map(bits, (*together, REFERENCE))) * n_params / 8 <= room:
-            found[-1] = together
+        together = (*(fitting[-1] if fitting else ()), name)
+        if fitting and sum(map(bits, (*together, REFERENCE))) * n_params / 8 <= room:
+            fitting[-1] = together
         else:
-            found.append((name,))
-    return found
+            fitting.append((name,))
+    return fitting
 
 
 def bits(name: str) -> int:

@@ -61,7 +61,7 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     files = list(sweep.files) or brought
     cells: list[Cell] = [on_file(cell, file) for cell in (alone, *together) for file in files]
     products = kernels(scale, gpu)
-    cells += [each for product in products[:2] for each in kernels_of(files, product)] if sweep.files else products
+    cells += [kernel for product in products[:2] for kernel in kernels_of(files, product)] if sweep.files else products
     anchor = "" if sweep.files else DTYPE[scale]
     planned = with_gates(
         "04-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor

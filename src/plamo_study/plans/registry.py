@@ -35,10 +35,10 @@ class Study:
     def plan(self) -> "Callable[..., Plan]":
         """The function from a scale to a plan."""
         module, _, name = self.where.rpartition(".")
-        found: Callable[..., Plan] = getattr(
+        planner: Callable[..., Plan] = getattr(
             import_module(module if "." in module else f"{__package__}.{module}"), name
         )
-        return found
+        return planner
 
 
 NOTEBOOKS = {
@@ -144,7 +144,7 @@ def notebook_of(name: str) -> str:
         return name
     if name in STUDIES and STUDIES[name].notebook:
         return STUDIES[name].notebook
-    return next((each for each in NOTEBOOKS if each[:2] == name[:2]), "")
+    return next((notebook for notebook in NOTEBOOKS if notebook[:2] == name[:2]), "")
 
 
 def shown_at(name: str, scale: str) -> str:

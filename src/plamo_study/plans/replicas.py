@@ -44,17 +44,17 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = on_file(change(base, n_gpu_layers=-1 if gpu else 0), files[0])
     processes = _processes(sweep, totals)
     first, *rest = ([change(base, n_processes=p, n_seq=n // p) for p in processes if n % p == 0] for n in totals)
-    fewer = [cell for each in rest for cell in each]
+    fewer = [cell for group in rest for cell in group]
     fewest = (rest or [first])[-1]
     limits = limits_of(files, scale, sweep, gpu, (base.n_threads,))
     crash = [change(cell, killed=1) for cell in fewest if cell.n_processes == 2]
     needed = [cell for cell in (*first, *limits, *crash, *_parts(first)) if _fits(cell)]
     second = [on_file(cell, file) for file in files[1:] for cell in (*first, *fewer)]
     kinds = [(base.dtype, False), *([] if sweep.files else [(REPACKED, True), (REPACKED, False)])]
-    kept = [change(cell, dtype=dtype, use_mmap=mapped) for dtype, mapped in kinds for cell in fewest]
+    by_kind = [change(cell, dtype=dtype, use_mmap=mapped) for dtype, mapped in kinds for cell in fewest]
     packed = [change(cell, policy="packed") for cell in fewest if 1 in (cell.n_processes, cell.n_seq)]
-    kernel = [] if sweep.files else [change(each, dtype=REPACKED) for each in limits if isinstance(each, MatMul)]
-    others = [*fewer, *second, *kept, *packed, *_parts(fewer), *_parts(second), *_parts(kept), *kernel]
+    kernel = [] if sweep.files else [change(limit, dtype=REPACKED) for limit in limits if isinstance(limit, MatMul)]
+    others = [*fewer, *second, *by_kind, *packed, *_parts(fewer), *_parts(second), *_parts(by_kind), *kernel]
     cells = tuple(dict.fromkeys([*needed, *(cell for cell in others if _fits(cell))]))
     planned = with_gates("07-replicas", own, cells, exact_cache=False)
     blocks = 2 if scale == "mini" else BLOCKS
@@ -81,9 +81,9 @@ def _fits(cell: Cell) -> bool:
 
 def _parts(cells: list[Replicas]) -> list[Cell]:
     """One replica's work for each cell, alone on its threads, however the weights were loaded."""
-    found: list[Cell] = []
+    parts: list[Cell] = []
     for cell in cells:
         alone = change(cell, n_threads=cell.threads_each, use_mmap=True)
-        found.append(change(alone, workload="prefill", n_seq=1, repetitions=3))
-        found.append(change(alone, workload="decode", depth=cell.n_prompt, policy="shared"))
-    return list(dict.fromkeys(found))
+        parts.append(change(alone, workload="prefill", n_seq=1, repetitions=3))
+        parts.append(change(alone, workload="decode", depth=cell.n_prompt, policy="shared"))
+    return list(dict.fromkeys(parts))

@@ -68,7 +68,7 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     for file in files:
         for rank, cell in _of_file(on_file(base, file), file == files[0], sweep):
             ranked.setdefault(cell, rank)  # on one core a server's parts are the same cells
-    cells: tuple[Cell, ...] = tuple(cell for cell, _ in sorted(ranked.items(), key=lambda each: each[1]))
+    cells: tuple[Cell, ...] = tuple(cell for cell, _ in sorted(ranked.items(), key=lambda item: item[1]))
     planned = with_gates("10-scheduling", own, cells, exact_cache=False)
     needed = sum(rank <= (own in ("shape", "weights")) for rank in ranked.values())
     return replace(
@@ -81,7 +81,7 @@ def loads_of(file: File, sweep: Sweep) -> tuple[float, ...]:
     """Requests a second at which policies are compared on a file, ascending: by its size, where it was given."""
     if sweep.rates or file[1] != GIVEN:
         return sweep.rates or LOADS[file[1]]
-    return tuple(float(f"{each * SIZE / given.FILES[file].n_bytes:.2g}") for each in LOADS["shape"])
+    return tuple(float(f"{load * SIZE / given.FILES[file].n_bytes:.2g}") for load in LOADS["shape"])
 
 
 def _of_file(base: Traffic, first: bool, sweep: Sweep) -> Iterator[tuple[int, Traffic]]:
@@ -94,7 +94,7 @@ def _of_file(base: Traffic, first: bool, sweep: Sweep) -> Iterator[tuple[int, Tr
     asked, middle = change(base, n_requests=REQUESTS[base.scale]), loads[len(loads) // 2]
     named = RULES[base.scale] if first else RULES[base.scale][:3]
     cut = tuple(map(CUT.format, sweep.n_chunk)) or FIRST[1:]
-    rules = dict.fromkeys(each for rule in named for each in (cut if rule == FIRST[1] else (rule,)))
+    rules = dict.fromkeys(name for rule in named for name in (cut if rule == FIRST[1] else (rule,)))
     needed = (FIRST[0], *cut)
     yield 0, base
     for per_second, rule in product(loads, rules):
@@ -122,8 +122,8 @@ LIMIT_S = 1800.0
 def fleet(scale: str, gpu: bool = False) -> Plan:
     """Notebook 10: fleets of simulated machines. No engine runs; call times come from the journal of loads."""
     check_scale(scale)
-    known = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
-    base = Fleet(model=MODELS[0], scale=scale, rows_sha256=known, rule=FIRST[1], n_seq=SLOTS)
+    rows_sha256 = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
+    base = Fleet(model=MODELS[0], scale=scale, rows_sha256=rows_sha256, rule=FIRST[1], n_seq=SLOTS)
     base = change(base, n_requests=DAY, repetitions=DAYS)
     cells = tuple(
         change(base, n_machines=n, pattern=pattern, balance=balance)

@@ -64,23 +64,23 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     has_python = server.has_python_server() or not has_llama
     needed: list[Cell] = []
     others: list[Cell] = []
-    for each in bases if has_llama else ():
+    for base in bases if has_llama else ():
         if sweep.n_seq or sweep.n_clients:
-            needed += [_closed(each, s, n, _enough(n)) for s in slots for n in dict.fromkeys((1, *at_once))]
+            needed += [_closed(base, s, n, _enough(n)) for s in slots for n in dict.fromkeys((1, *at_once))]
         else:
-            needed += [_closed(each, SLOTS, 4, LOADED[own]), _closed(each, SLOTS, 1, ALONE)]
-            others += [_closed(each, SLOTS, 2, LOADED[own])]
-        needed += [_opened(change(each, server=LLAMA, n_seq=slots[0]), rate) for rate in sweep.rates]
-        others += _lengths(each, lengths, sweep)
+            needed += [_closed(base, SLOTS, 4, LOADED[own]), _closed(base, SLOTS, 1, ALONE)]
+            others += [_closed(base, SLOTS, 2, LOADED[own])]
+        needed += [_opened(change(base, server=LLAMA, n_seq=slots[0]), rate) for rate in sweep.rates]
+        others += _lengths(base, lengths, sweep)
         if not (sweep.n_seq or sweep.n_clients):
-            others += [_closed(each, AT_ONCE[-1], n, max(FEWEST, 2 * n)) for n in AT_ONCE]
+            others += [_closed(base, AT_ONCE[-1], n, max(FEWEST, 2 * n)) for n in AT_ONCE]
         if not sweep.rates:
-            others += [change(each, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[own])]
+            others += [change(base, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[own])]
         # The slots of the first model are mixed up.
-        crowd = WAITING if sweep == NOTHING and each.model == MODELS[1] and scale == "mini" else ()
-        others += [_closed(each, SLOTS, n, 2 * n) for n in crowd]
-    for each in bases if has_python else ():
-        ours = change(each, server=PYTHON, n_seq=1)
+        crowd = WAITING if sweep == NOTHING and base.model == MODELS[1] and scale == "mini" else ()
+        others += [_closed(base, SLOTS, n, 2 * n) for n in crowd]
+    for base in bases if has_python else ():
+        ours = change(base, server=PYTHON, n_seq=1)
         if sweep.n_clients or sweep.rates:
             aside = [change(ours, n_clients=n, n_requests=_enough(n)) for n in dict.fromkeys((1, *sweep.n_clients))]
             aside += [_opened(ours, rate) for rate in sweep.rates]
@@ -88,9 +88,9 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
             aside = [_of(ours, *ASIDE), change(_of(ours, *ASIDE), n_clients=4, n_requests=FEWEST)]
         (others if has_llama else needed).extend(aside)
     shortest = lengths[0][0]
-    needed += [part for each in bases for part in _parts(each, (), (shortest,))]
+    needed += [part for base in bases for part in _parts(base, (), (shortest,))]
     widths = tuple(dict.fromkeys((*at_once, *slots))) if sweep.n_seq else at_once
-    parts = [part for each in bases for part in _parts(each, widths if has_llama else (), sweep.n_prompt or PROMPTS)]
+    parts = [part for base in bases for part in _parts(base, widths if has_llama else (), sweep.n_prompt or PROMPTS)]
     others += [part for part in parts if sweep.n_prompt or fits(part)]
     cells = tuple(dict.fromkeys([*needed, *others]))
     planned = with_gates("11-serving", own, tuple(c for c in cells if not isinstance(c, Serving)), exact_cache=False)
@@ -131,7 +131,7 @@ def _of(base: Serving, n_prompt: int, n_gen: int) -> Serving:
 
 def _lengths(base: Serving, lengths: Sequence[tuple[int, int]], sweep: Sweep) -> list[Cell]:
     """One request at a time of every length; of the study's own lengths, those that fit the model's context."""
-    cells = [_of(base, *each) for each in lengths]
+    cells = [_of(base, *length) for length in lengths]
     return [cell for cell in cells if sweep.n_prompt or sweep.n_gen or fits(cell)]
 
 

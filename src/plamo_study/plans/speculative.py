@@ -66,7 +66,7 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     costs += [_deep(base) for base in bases if scale != "mini"]  # the embedded models are too small for it to matter
     rest = [change(base, accepts=rate, way="joined") for base in states for rate in rates]
     adapts = [change(base, drafter="adapts", n_draft=max(lengths)) for base in bases]
-    rest += [change(each, accepts=rate) for each in adapts for rate in dict.fromkeys((rates[0], rates[-1]))]
+    rest += [change(adaptive, accepts=rate) for adaptive in adapts for rate in dict.fromkeys((rates[0], rates[-1]))]
     cells = [*first, *(cell for cell in (*costs, *rest) if not sweep.files or fits(cell))]
     planned = _planned("08-speculative", scale_of(scale, sweep), cells, len(dict.fromkeys(first)))
     return replace(planned, compared=tuple(dict.fromkeys(cell for cell in costs if cell.model == HYBRID)))

@@ -101,7 +101,7 @@ def _stale(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 def escaped(text: str) -> str:
     """Text as it stands in Markdown, on one line."""
     plain = ENTITY.sub("&amp;", SPECIAL.sub(r"\\\g<0>", re.sub(r"\s+", " ", text)))
-    return BRACKETS.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\{found[0]}", plain)
+    return BRACKETS.sub(lambda match: match[0] if len(match[0]) > 1 else f"\\{match[0]}", plain)
 
 
 @dataclass
@@ -196,7 +196,7 @@ class _Article:
             (heads if is_head else body).append((line, cells))
         width = max((len(line) for line, _ in heads + body), default=0)
         right = [_is_right([cells for _, cells in body], column) for column in range(width)]
-        lines = [heads[-1][0] if heads else [], ["--:" if each else "---" for each in right]]
+        lines = [heads[-1][0] if heads else [], ["--:" if aligned else "---" for aligned in right]]
         lines += [line for line, _ in heads[:-1] + body]
         yield "\n".join("| " + " | ".join(line + [""] * (width - len(line))) + " |" for line in lines if width)
 
@@ -210,9 +210,9 @@ class _Article:
             spec, stem = json.loads(script.get_text()), f"{self.name}-{self.n_pictures}"
             svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE, allowed_base_urls=[])
             links.append(f"[SVG]({self._file(f'figures/{stem}.svg', svg.encode())})")
-            found = tables.tables(spec)
-            for number, rows in enumerate(found, 1):
-                which = f"-{number}" if len(found) > 1 else ""
+            datasets = tables.tables(spec)
+            for number, rows in enumerate(datasets, 1):
+                which = f"-{number}" if len(datasets) > 1 else ""
                 file = self._file(f"data/{stem}{which}.csv", exporter.csv_text(rows).encode())
                 links.append(f"[{f'Data {number}' if which else 'Data'} (CSV)]({file})")
         yield shown
@@ -278,13 +278,13 @@ class _Article:
 
 def _anchors(tree: BeautifulSoup) -> dict[str, str]:
     """The anchors that a Markdown renderer gives the headings, by those of the page."""
-    found: dict[str, str] = {}
+    anchors: dict[str, str] = {}
     seen: dict[str, int] = {}
     for heading in tree.find_all(re.compile("^h[1-6]$")):
         slug = _slug(heading.get_text())
         seen[slug] = seen.get(slug, -1) + 1
-        found[str(heading.get("id", ""))] = slug if not seen[slug] else f"{slug}-{seen[slug]}"
-    return found
+        anchors[str(heading.get("id", ""))] = slug if not seen[slug] else f"{slug}-{seen[slug]}"
+    return anchors
 
 
 def _slug(text: str) -> str:

@@ -122,9 +122,9 @@ def is_of_study(name: str) -> bool:
 def about(notebook: nbformat.NotebookNode) -> About:
     """What a notebook says of its rows, in the metadata of its outputs or else by its parameters, and of its run."""
     record, said = notebook.metadata.get("papermill", {}), list(_said(notebook))
-    source = next((kind for kind in (LIVE, RECORDED) for each in said if each.get("source") == kind), "")
-    of_source = [each for each in said if each.get("source") == source]
-    days = sorted(str(day) for each in of_source for day in each.get("days", ()))
+    source = next((kind for kind in (LIVE, RECORDED) for entry in said if entry.get("source") == kind), "")
+    of_source = [entry for entry in said if entry.get("source") == source]
+    days = sorted(str(day) for entry in of_source for day in entry.get("days", ()))
     return About(
         source=source or _source_parameter(notebook),
         machine=_joined(of_source, "machine"),
@@ -148,7 +148,7 @@ def _said(notebook: nbformat.NotebookNode) -> Iterator[dict[str, Any]]:
 
 
 def _joined(said: list[dict[str, Any]], name: str) -> str:
-    return " and ".join(dict.fromkeys(str(each[name]) for each in said if each.get(name)))
+    return " and ".join(dict.fromkeys(str(entry[name]) for entry in said if entry.get(name)))
 
 
 def _source_parameter(notebook: nbformat.NotebookNode) -> str:
@@ -171,7 +171,9 @@ def _assigned(code: str, name: str) -> str:
     for line in lines:
         targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
         value = getattr(line, "value", None)
-        if isinstance(value, ast.Constant) and any(isinstance(each, ast.Name) and each.id == name for each in targets):
+        if isinstance(value, ast.Constant) and any(
+            isinstance(target, ast.Name) and target.id == name for target in targets
+        ):
             return str(value.value)
     return ""
 
@@ -180,10 +182,10 @@ def _ended(notebook: nbformat.NotebookNode) -> str:
     """When the notebook was executed, by papermill or by Jupyter; "" where neither wrote it down."""
     times = [notebook.metadata.get("papermill", {}).get("end_time")]
     times += [time for cell in notebook.cells for time in cell.metadata.get("execution", {}).values()]
-    found = []
+    moments = []
     for time in times:
         try:
-            found.append(datetime.fromisoformat(str(time)).replace(tzinfo=None))
+            moments.append(datetime.fromisoformat(str(time)).replace(tzinfo=None))
         except ValueError:
             continue
-    return f"{found[0] if times[0] and found else max(found):%Y-%m-%d %H:%M}" if found else ""
+    return f"{moments[0] if times[0] and moments else max(moments):%Y-%m-%d %H:%M}" if moments else ""

@@ -116,15 +116,15 @@ def publish(
     reports = _reports(sources, notebooks, names) if index else []
     places = {name: f"{name}.html" for name in (*names, *(report.stem for report in reports))}
     places |= {GLOSSARY: f"{GLOSSARY}.html"} if index else {}
-    pages = [page(*each, places, code) for each in zip(notebooks, sources, strict=True)]
+    pages = [page(*pair, places, code) for pair in zip(notebooks, sources, strict=True)]
     title = TITLE if all(map(executed.is_of_study, names)) else "Write-ups"
     shared: dict[str, Any] = {"author": author, "index": index, "title": title, "of_study": title == TITLE}
     files = {"index.html": _render(stories=_stories(pages), **shared)} if index else {}
-    for before, each, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
-        files[f"{each.name}.html"] = _render(page=each, before=before, after=after, **shared)
+    for before, current, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
+        files[f"{current.name}.html"] = _render(page=current, before=before, after=after, **shared)
     for source in (*reports, Path(__file__).with_name(f"{GLOSSARY}.md")) if index else ():
         files[f"{source.stem}.html"] = _render(page=_of_markdown(source, places), **shared)
-    if index and any(each.picture for each in pages):
+    if index and any(entry.picture for entry in pages):
         files[LIBRARY] = SHARED + _vega()
     written = [out_dir / name for name in files]
     for path in written:
@@ -166,15 +166,15 @@ def _reports(sources: Sequence[Path], notebooks: Sequence[nbformat.NotebookNode]
         for cell in notebook.cells
         if cell.cell_type == "markdown"
     ]
-    found: dict[Path, None] = {}
+    reports: dict[Path, None] = {}
     while texts:
         folder, text = texts.pop()
         for link in REPORT_LINK.findall(text):
             path = (folder / link).resolve()
-            if path.parent == UPSTREAM and path not in found and path.is_file() and path.stem not in taken:
-                found[path] = None
+            if path.parent == UPSTREAM and path not in reports and path.is_file() and path.stem not in taken:
+                reports[path] = None
                 texts.append((path.parent, path.read_text(encoding="utf-8")))
-    return sorted(found)
+    return sorted(reports)
 
 
 def _of_markdown(path: Path, places: Mapping[str, str]) -> Page:
@@ -189,7 +189,7 @@ def page(
     wordless = pictures.uniform(notebook, source.stem)
     tree = polish(exporter.body(notebook, source.stem, code, tex), source.name, places)
     title, finding = _headline(tree, source)
-    sections = [(str(each["id"]), _text(each)) for each in tree.find_all("h2", id=True)]
+    sections = [(str(heading["id"]), _text(heading)) for heading in tree.find_all("h2", id=True)]
     return Page(
         name=source.stem,
         title=title,
@@ -209,8 +209,8 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
         raise StudyError(str(source), "has no title", "begin its first cell with '# '")
     below = [part for part in heading.find_all_next(["p", "li", "h2"]) if not part.get_text().startswith(DISTURBED)]
     first = list(takewhile(lambda part: part.name != "h2", below))
-    told = [part for part in first if part.name == "p" and not _is_aside(part)]
-    said = next(_findings(first), None) or next(iter(told), None) or next(_findings(below), None)
+    paragraphs = [part for part in first if part.name == "p" and not _is_aside(part)]
+    said = next(_findings(first), None) or next(iter(paragraphs), None) or next(_findings(below), None)
     return _text(heading), Markup(said.decode_contents()) if said else Markup("")
 
 
@@ -222,7 +222,7 @@ def _findings(parts: Iterable[Tag]) -> Iterator[Tag]:
         if bold and answer and bold.get_text().endswith("?"):
             yield answer
         elif bold:
-            yield from (each for each in part.find_all("strong") if len(each.get_text().split()) >= SAID)
+            yield from (strong for strong in part.find_all("strong") if len(strong.get_text().split()) >= SAID)
 
 
 def _is_aside(part: Tag) -> bool:
@@ -235,7 +235,7 @@ def _stories(pages: Sequence[Page]) -> dict[str, list[Page]]:
     """The pages of the index under their headings, in reading order; without headings where none names one."""
     story = {name: heading for heading, names in STORIES.items() for name in names}
     by = {heading: [page for page in pages if story.get(page.name, MORE) == heading] for heading in (*STORIES, MORE)}
-    by = {heading: found for heading, found in by.items() if found}
+    by = {heading: entries for heading, entries in by.items() if entries}
     return {"": list(pages)} if list(by) == [MORE] else by
 
 
@@ -247,8 +247,8 @@ def _text(heading: Any) -> str:
 
 def _picture(tree: BeautifulSoup) -> Markup:
     """The first chart, for the index."""
-    found = tree.select_one("figure.chart img")
-    return Markup(str(found).replace("<img", '<img loading="lazy"', 1)) if found else Markup("")
+    image = tree.select_one("figure.chart img")
+    return Markup(str(image).replace("<img", '<img loading="lazy"', 1)) if image else Markup("")
 
 
 def _render(page: Page | None = None, index: bool = False, **content: Any) -> str:

@@ -78,5 +78,5 @@ def _addresses(part: Any) -> Any:
             elif key not in ("datasets", "values"):
                 yield from _addresses(value)
     elif isinstance(part, list):
-        for each in part:
-            yield from _addresses(each)
+        for item in part:
+            yield from _addresses(item)

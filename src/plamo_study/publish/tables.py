@@ -24,10 +24,10 @@ Encoding = dict[str, Any]
 
 def tables(spec: Mapping[str, Any]) -> list[list[Row]]:
     """The tables of a Vega-Lite spec as their rows, the longest first; guide lines and their words are none."""
-    found: dict[int, tuple[list[Row], list[Encoding]]] = {}
+    marks: dict[int, tuple[list[Row], list[Encoding]]] = {}
     for rows, encoding in _drawn(spec, spec.get("datasets", {}), [], {}, {}):
-        found.setdefault(id(rows), (rows, []))[1].append(encoding)
-    named = sorted((_named(rows, encodings) for rows, encodings in found.values()), key=len, reverse=True)
+        marks.setdefault(id(rows), (rows, []))[1].append(encoding)
+    named = sorted((_named(rows, encodings) for rows, encodings in marks.values()), key=len, reverse=True)
     long = [rows for rows in named if len(rows) > 1 and len(rows[0]) > 1]
     return long or [rows for rows in named if rows and rows[0]]
 
@@ -43,20 +43,20 @@ def _drawn(
     rows = datasets.get(data.get("name", ""), data.get("values", rows))
     facet = {name: part["facet"][name] for name in ("row", "column") if name in part.get("facet", {})}
     encoding = {**outer, **(part.get("encoding") or {}), **facet}
-    inner = [each for name in PANELS for each in part.get(name, ())] + ([part["spec"]] if "spec" in part else [])
+    inner = [panel for name in PANELS for panel in part.get(name, ())] + ([part["spec"]] if "spec" in part else [])
     if "layer" in part and not axes:
-        axes = dict(reversed([pair for each in (part, *_parts(part)) for pair in _axes(each.get("encoding") or {})]))
-    for each in inner:
-        yield from _drawn(each, datasets, rows, encoding, axes)
+        axes = dict(reversed([pair for layer in (part, *_parts(part)) for pair in _axes(layer.get("encoding") or {})]))
+    for panel in inner:
+        yield from _drawn(panel, datasets, rows, encoding, axes)
     if not inner and isinstance(rows, list):
         untitled = {name: axes[name] for name in axes if name in encoding and "title" not in encoding[name]}
         yield rows, encoding | {name: {"title": title, **encoding[name]} for name, title in untitled.items()}
 
 
 def _parts(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for each in part.get("layer", ()):
-        yield each
-        yield from _parts(each)
+    for layer in part.get("layer", ()):
+        yield layer
+        yield from _parts(layer)
 
 
 def _axes(encoding: Encoding) -> list[tuple[str, str]]:
@@ -103,9 +103,11 @@ def _own_title(how: Mapping[str, Any]) -> str:
 
 
 def _is_end(field: str, encodings: list[Encoding]) -> bool:
-    return any(how.get("field") == field for each in encodings for end in ENDS for how in _as_list(each.get(end)))
+    return any(
+        how.get("field") == field for encoding in encodings for end in ENDS for how in _as_list(encoding.get(end))
+    )
 
 
 def _as_list(channel: Any) -> list[dict[str, Any]]:
     several = channel if isinstance(channel, list) else [channel]
-    return [each for each in several if isinstance(each, dict)]
+    return [item for item in several if isinstance(item, dict)]

@@ -19,19 +19,19 @@ OF_REQUEST += ["due", "sent", "first", "last", "ended", "tokens", "gaps"]
 
 def by_request(rows: pd.DataFrame) -> pd.DataFrame:
     """One line a request of every load, as `measurements.answers` describes it."""
-    found = rows[rows["workload"].isin(ASKED) & (rows["status"] == "ok") & ~rows["anchor"]]
-    found = found.assign(server=found["server"].where(found["workload"] == "serving", ""))  # or none: the engine itself
+    loads = rows[rows["workload"].isin(ASKED) & (rows["status"] == "ok") & ~rows["anchor"]]
+    loads = loads.assign(server=loads["server"].where(loads["workload"] == "serving", ""))  # or none: the engine itself
     lines = [
         {name: getattr(row, name) for name in OF_ROW}
         | _answer(request, int(token), gap)
         | {"prompt": n % DISTINCT if row.server else request.id}
-        for row in found.itertuples()
+        for row in loads.itertuples()
         for n, (request, token, gap) in enumerate(
             zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
         )
     ]
-    told = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST]).astype({"begun": bool, "reached": bool})
-    return told.assign(file=told["model"] + " " + told["dtype"])
+    requests = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST]).astype({"begun": bool, "reached": bool})
+    return requests.assign(file=requests["model"] + " " + requests["dtype"])
 
 
 def _answer(request: Request, token: int, gap: float) -> dict[str, Any]:

@@ -53,29 +53,29 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 def blocks_of(sweeps: list[Planted], marked: bool) -> set[tuple[str, int]]:
     """Blocks, as (seed of the sweep, number), with a row that the watch marked, or else with a truly disturbed row."""
-    found = set()
+    blocks = set()
     for sweep in sweeps:
         keys = watch.disturbed(sweep.rows)
         for row, overlap in zip(sweep.rows, sweep.overlaps, strict=True):
             if not row.anchor and (row.key in keys if marked else overlap >= OVERLAP):
-                found.add((sweep.seed, row.block))
-    return found
+                blocks.add((sweep.seed, row.block))
+    return blocks
 
 
-def rates(found: Trial, load: str | None = None) -> tuple[Estimate, Estimate]:
+def rates(trial: Trial, load: str | None = None) -> tuple[Estimate, Estimate]:
     """(hit rate in disturbed blocks, alarm rate in clean ones), with exact intervals; for one load or all."""
-    sweeps = [sweep for sweep in found.sweeps if load is None or sweep.load == load]
+    sweeps = [sweep for sweep in trial.sweeps if load is None or sweep.load == load]
     true, marked = blocks_of(sweeps, marked=False), blocks_of(sweeps, marked=True)
     every = {(sweep.seed, block) for sweep in sweeps for block in range(BLOCKS)}
     clean = every - true - taken(sweeps)
     return clustered.rate(len(true & marked), len(true)), clustered.rate(len(marked & clean), len(clean))
 
 
-def by_load(found: Trial) -> pd.DataFrame:
+def by_load(trial: Trial) -> pd.DataFrame:
     """`hits` and `alarms` (Estimates) of all sweeps ("any") and by what was planted ("nothing": no hits)."""
     entries = []
     for planted, load in (("any", None), *((load, load) for load in LOADS), ("nothing", "")):
-        hits, alarms = rates(found, load)
+        hits, alarms = rates(trial, load)
         entries.append({"planted": planted, "hits": hits, "alarms": alarms})
     return pd.DataFrame(entries)
 
@@ -83,14 +83,14 @@ def by_load(found: Trial) -> pd.DataFrame:
 def taken(sweeps: list[Planted]) -> set[tuple[str, int]]:
     """Blocks with nothing planted beside them, in which the hypervisor took CPUs of a row for other guests."""
     rows = [(sweep.seed, row) for sweep in sweeps for row in sweep.rows if not row.anchor]
-    found = {(seed, row.block) for seed, row in rows if _stolen(row) >= TAKEN}
-    return found - blocks_of(sweeps, marked=False)
+    blocks = {(seed, row.block) for seed, row in rows if _stolen(row) >= TAKEN}
+    return blocks - blocks_of(sweeps, marked=False)
 
 
-def slowdown(found: Trial) -> Estimate:
+def slowdown(trial: Trial) -> Estimate:
     """Time of the marked rows of `taken` blocks over that of clean rows of their cell; the unit is a block."""
-    blocks, clean, marked = taken(found.sweeps), dict[Cell, list[float]](), dict[tuple[str, int], list[Row]]()
-    for sweep in found.sweeps:
+    blocks, clean, marked = taken(trial.sweeps), dict[Cell, list[float]](), dict[tuple[str, int], list[Row]]()
+    for sweep in trial.sweeps:
         keys = watch.disturbed(sweep.rows)
         for row, overlap in zip(sweep.rows, sweep.overlaps, strict=True):
             if (sweep.seed, row.block) in blocks and row.key in keys and not row.anchor:
@@ -112,9 +112,9 @@ def _seconds(row: Row) -> float:
     return NAN if timed is None else timed.wall_ns / 1e9
 
 
-def write(found: Trial, place: str) -> Path:
+def write(trial: Trial, place: str) -> Path:
     """Keep a trial; a new one replaces the one before it."""
-    return result_file.write(msgspec.json.encode(found), place, NAME)
+    return result_file.write(msgspec.json.encode(trial), place, NAME)
 
 
 def load(place: str) -> Trial | None:

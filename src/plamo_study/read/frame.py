@@ -25,7 +25,7 @@ PAUSE_S = 1800.0  # without a row: after such a pause a machine may have another
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
 
-def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFrame":
+def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.DataFrame":
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
     `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN without a meter.
@@ -36,23 +36,23 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     for one. Both are NaN for rows without evidence. `mhz`: the clock of the slowest CPU at the end, NaN where the
     system does not report it.
 
-    `known` are the facts of the same journal. The name of a model whose shape is assumed ends in a star; that of a
-    model to which the build gives a window says so. Names are plain, as `facts.plain` makes them.
+    `facts_by_id` are the facts of the same journal. The name of a model whose shape is assumed ends in a star; that of
+    a model to which the build gives a window says so. Names are plain, as `facts.plain` makes them.
     """
     import pandas as pd  # measuring does without frames, and starts sooner
 
     rows = in_one_go(rows)
     drift, causes = drift_by_block(rows), watch.causes(rows)
-    told = {cell: plainly(columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
-    cells = [told[row.cell] for row in rows]
+    plain_cells = {cell: plainly(columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
+    cells = [plain_cells[row.cell] for row in rows]
     table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
     table["model"] = [
-        starred(computed(known[row.model], known[row.engine])) if row.model else cell["model"]
+        starred(computed(facts_by_id[row.model], facts_by_id[row.engine])) if row.model else cell["model"]
         for row, cell in zip(rows, cells, strict=True)
     ]
     table["fact"] = [row.model for row in rows]
-    table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
+    table["build"] = [build_name(facts_by_id[row.engine]) if row.engine else "" for row in rows]
     table["verdict"] = verdicts.of(rows)
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [str(row.failure or "") for row in rows]
@@ -63,9 +63,9 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     table["others"] = pd.Series([watch.others(row.conditions) for row in rows], dtype=float)
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     timed = [row.conditions.timed for row in rows]
-    table["joules"] = [plainly(each.joules) if each else {} for each in timed]
-    table["limits_w"] = [plainly(each.limits_w) if each else {} for each in timed]
-    table["timed_s"] = pd.Series([each.wall_ns / 1e9 if each else None for each in timed], dtype=float)
+    table["joules"] = [plainly(part.joules) if part else {} for part in timed]
+    table["limits_w"] = [plainly(part.limits_w) if part else {} for part in timed]
+    table["timed_s"] = pd.Series([part.wall_ns / 1e9 if part else None for part in timed], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)
 
@@ -97,11 +97,11 @@ def in_one_go(rows: Iterable[Row]) -> list[Row]:
 def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     """Facts by id, with plain names, and models also by the name frames give them (the last one of each name)."""
     records = list(records)
-    found = {record.id: plainly(record.data) for record in records if isinstance(record, Fact)}
+    by_id = {record.id: plainly(record.data) for record in records if isinstance(record, Fact)}
     pairs = dict.fromkeys((row.model, row.engine) for row in records if isinstance(row, Row) and row.model)
-    models = [computed(found[model], found[engine]) for model, engine in pairs]
-    models += [found[record.id] for record in records if isinstance(record, Fact) and record.what == "model"]
-    return found | {starred(model): model for model in models}
+    models = [computed(by_id[model], by_id[engine]) for model, engine in pairs]
+    models += [by_id[record.id] for record in records if isinstance(record, Fact) and record.what == "model"]
+    return by_id | {starred(model): model for model in models}
 
 
 def computed(model: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:

@@ -50,28 +50,28 @@ Stamps = list[np.ndarray]  # when the tokens of each request came
 
 def stamps(requests: Sequence[Request], unit: float = 1) -> tuple[np.ndarray, Stamps]:
     """When requests arrived, (n,), and when their tokens came, an array a request; `unit` is in ns."""
-    arrived, tokens = [each.arrived_ns for each in requests], [np.array(each.token_ns) for each in requests]
-    return (np.array(arrived), tokens) if unit == 1 else (np.array(arrived) / unit, [each / unit for each in tokens])
+    arrived, tokens = [request.arrived_ns for request in requests], [np.array(request.token_ns) for request in requests]
+    return (np.array(arrived), tokens) if unit == 1 else (np.array(arrived) / unit, [times / unit for times in tokens])
 
 
 def first_tokens(arrived: np.ndarray, tokens: Stamps) -> np.ndarray:
     """ttft of each request, (n,)."""
-    return np.array([each[0] for each in tokens]) - arrived  # type: ignore[no-any-return] # an array
+    return np.array([times[0] for times in tokens]) - arrived  # type: ignore[no-any-return] # an array
 
 
 def gaps(tokens: Stamps) -> np.ndarray:
     """itl: the gaps of all answers, one answer after the other."""
-    return np.concatenate([np.diff(each) for each in tokens]) if tokens else np.empty(0)
+    return np.concatenate([np.diff(times) for times in tokens]) if tokens else np.empty(0)
 
 
 def mean_gaps(tokens: Stamps) -> np.ndarray:
     """tpot of each request, (n,); 0 for an answer of one token."""
-    return np.array([(each[-1] - each[0]) / max(len(each) - 1, 1) for each in tokens])
+    return np.array([(times[-1] - times[0]) / max(len(times) - 1, 1) for times in tokens])
 
 
 def span(arrived: np.ndarray, tokens: Stamps) -> float:
     """The time from the first arrival to the last token."""
-    return float(max(each[-1] for each in tokens) - arrived.min())
+    return float(max(times[-1] for times in tokens) - arrived.min())
 
 
 def throughput(arrived: np.ndarray, tokens: Stamps, second: float = 1) -> float:
@@ -81,7 +81,7 @@ def throughput(arrived: np.ndarray, tokens: Stamps, second: float = 1) -> float:
 
 def answered(requests: Sequence[Request]) -> list[Request]:
     """The requests that were answered in full."""
-    return [each for each in requests if not each.failure and each.token_ns]
+    return [request for request in requests if not request.failure and request.token_ns]
 
 
 # ------------------------------------------------------------------ one function a kind of work
@@ -137,19 +137,19 @@ def replicas(row: Mapping[str, Any]) -> Iterator[Measured]:
     process is killed: "finished" (requests) and "got" (tokens of each of its sequences).
     """
     if row["killed"] >= 0:
-        found = {"finished": ("requests", [row["checks"]["finished"]])}
-        found["got"] = ("tokens", [len(row["samples_ns"][row["killed"]]) + 1])
+        measured = {"finished": ("requests", [row["checks"]["finished"]])}
+        measured["got"] = ("tokens", [len(row["samples_ns"][row["killed"]]) + 1])
     else:
-        arrived, tokens = stamps([each for each in row["requests"] if each.token_ns])
-        found = {
+        arrived, tokens = stamps([request for request in row["requests"] if request.token_ns])
+        measured = {
             "throughput": ("tokens/s", [throughput(arrived, tokens) * NS]),
             "ttft": ("s", list(first_tokens(arrived, tokens) / NS)),
-            "step": ("s", [each / NS for each in chain(*row["samples_ns"])]),
+            "step": ("s", [ns / NS for ns in chain(*row["samples_ns"])]),
             "itl_max": ("s", [gaps(tokens).max() / NS]),
             "ready": ("s", [max(row["series"]["start"]) + row["load_ns"] / NS]),
         }
-        found |= {name: ("B", [value]) for name, value in memory(row).items() if value == value}
-    for metric, (unit, samples) in found.items():
+        measured |= {name: ("B", [value]) for name, value in memory(row).items() if value == value}
+    for metric, (unit, samples) in measured.items():
         yield metric, unit, float(np.median(samples)), np.array(samples, float)
 
 
@@ -171,7 +171,7 @@ def traffic(row: Mapping[str, Any]) -> Iterator[Measured]:
     if row["label"] == PARTS:
         times = np.array(row["samples_ns"][0], float) / NS
         yield "call", "s", float(np.median(times)), times
-    elif all(each.token_ns for each in row["requests"]):
+    elif all(request.token_ns for request in row["requests"]):
         for metric, value in _served(row).items():
             if not np.isnan(value):
                 yield metric, UNITS.get(metric, "s"), value, np.array([value])
@@ -180,12 +180,12 @@ def traffic(row: Mapping[str, Any]) -> Iterator[Measured]:
 def _served(row: Mapping[str, Any]) -> dict[str, float]:
     arrived, tokens = stamps(row["requests"], NS)  # in seconds, as a simulation counts
     waits, load = gaps(tokens), load_of(SimpleNamespace(**row))
-    found = figures(
+    metrics = figures(
         first_tokens(arrived, tokens), mean_gaps(tokens), (waits, np.ones(len(waits))),
         throughput(arrived, tokens), load,
     )  # fmt: skip
-    known = row["label"] not in (SPLIT, SERVER)
-    return found | ({"busy": sum(row["samples_ns"][0]) / NS / span(arrived, tokens)} if known else {})
+    has_calls = row["label"] not in (SPLIT, SERVER)
+    return metrics | ({"busy": sum(row["samples_ns"][0]) / NS / span(arrived, tokens)} if has_calls else {})
 
 
 def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
@@ -193,12 +193,12 @@ def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
     requests, series = row["requests"], row["series"]
     came = answered(requests)
     arrived, tokens = stamps(came)
-    several = [each for each in tokens if len(each) > 1]
+    several = [times for times in tokens if len(times) > 1]
     samples = {
         "ttft": first_tokens(arrived, tokens) / NS,
         "tpot": mean_gaps(several) / NS,
         "itl": gaps(tokens) / NS,
-        "whole": (np.array([each[-1] for each in tokens]) - arrived) / NS,
+        "whole": (np.array([times[-1] for times in tokens]) - arrived) / NS,
     }
     n_gen, prompt_ms, answer_ms = (np.array(series[name], float) for name in ("n_gen", "prompt_ms", "answer_ms"))
     further = answer_ms / np.maximum(n_gen - 1, 1) / MS
@@ -228,13 +228,13 @@ def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
 def _open_loop(row: Mapping[str, Any]) -> Iterator[Measured]:
     """The rates (1/s) of a load that came at random times, the share of each that met the objectives, and goodput."""
     requests, objectives, series = row["requests"], OBJECTIVES[row["scale"]], row["series"]
-    kept = sum(objectives.met_by(each.arrived_ns, each.token_ns, each.failure) for each in requests)
+    n_met = sum(objectives.met_by(request.arrived_ns, request.token_ns, request.failure) for request in requests)
     rates = np.array(series.get("rates", [row["per_second"]]))
-    shares = np.array(series.get("met", [kept / len(requests)]))
+    shares = np.array(series.get("met", [n_met / len(requests)]))
     yield "rate", "1/s", float(np.median(rates)), rates
     yield "met", "", float(np.median(shares)), shares
-    if came := [each for each in requests if each.token_ns]:
-        goodput = kept / (span(*stamps(came)) / NS)
+    if came := [request for request in requests if request.token_ns]:
+        goodput = n_met / (span(*stamps(came)) / NS)
         yield "goodput", "1/s", goodput, np.array([goodput])
 
 
@@ -246,12 +246,12 @@ def arrival(row: Mapping[str, Any]) -> Iterator[Measured]:
     """
     cell = cell_of(row)
     times = [ns / NS for ns in row["samples_ns"][0]]
-    found = {"chunk": _full_calls(cell, times)}
+    measured = {"chunk": _full_calls(cell, times)}
     if cell.n_seq:
         waits, ttft = _during(cell, times)
-        found |= {"step before": times[: cell.n_gen], "itl": waits, "itl_max": [max(waits)]}
-        found["ttft"] = [ttft]
-    for metric, samples in found.items():
+        measured |= {"step before": times[: cell.n_gen], "itl": waits, "itl_max": [max(waits)]}
+        measured["ttft"] = [ttft]
+    for metric, samples in measured.items():
         yield metric, "s", float(np.median(samples)), np.array(samples)
 
 
@@ -273,18 +273,18 @@ def _full_calls(cell: Arrival, times: list[float]) -> list[float]:
 
 def _during(cell: Arrival, times: list[float]) -> tuple[list[float], float]:
     """Gaps between tokens of those decoding, from the prompt's arrival on, and its time to the first token."""
-    found, waited, ttft, left = [], 0.0, 0.0, cell.n_arriving
+    waits, waited, ttft, left = [], 0.0, 0.0, cell.n_arriving
     for call, seconds in list(zip(calls(cell), times, strict=True))[before(cell) :]:
         waited += seconds
         if left > 0:
             ttft += seconds
             left -= dict(call).get(cell.n_seq, 0)
         if 0 in dict(call):
-            found.append(waited)
+            waits.append(waited)
             waited = 0.0
             if left <= 0:
                 break
-    return found, ttft
+    return waits, ttft
 
 
 # ------------------------------------------------------------------ traffic, measured or simulated
@@ -292,8 +292,11 @@ def _during(cell: Arrival, times: list[float]) -> tuple[list[float], float]:
 
 def load_of(row: Any) -> Load:
     """The requests of a row of traffic."""
-    told = [(each.arrived_ns / NS, min(each.n_prompt, row.n_prompt), len(each.token_ns)) for each in row.requests]
-    arrives, prompt, output = map(list, zip(*told, strict=True))
+    requests = [
+        (request.arrived_ns / NS, min(request.n_prompt, row.n_prompt), len(request.token_ns))
+        for request in row.requests
+    ]
+    arrives, prompt, output = map(list, zip(*requests, strict=True))
     return Load(arrives, prompt, output, WITHIN[row.scale])
 
 
@@ -307,15 +310,15 @@ def figures(
 
 def percentiles(ttft: np.ndarray, waits: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
     """Means and QUANTILES (s) of ttft, by request, and of gaps, each counted for those who waited; NaN of too few."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for what, values, weights in (("ttft", ttft, np.ones(len(ttft))), ("itl", *waits)):
         many = float(weights.sum())
-        found[f"{what}_mean"] = float(values @ weights / many) if many else stats.NAN
+        metrics[f"{what}_mean"] = float(values @ weights / many) if many else stats.NAN
         for (name, q), value in zip(
             QUANTILES.items(), quantile(values, weights, list(QUANTILES.values())), strict=True
         ):
-            found[f"{what}_{name}"] = float(value) if many >= stats.NEEDED[q] else stats.NAN
-    return found
+            metrics[f"{what}_{name}"] = float(value) if many >= stats.NEEDED[q] else stats.NAN
+    return metrics
 
 
 # By kind of work: what a row holds in place of its times in one piece, and what it holds besides.

@@ -28,7 +28,7 @@ USED = {  # instructions of engines that computed correctly on recorded machines
 
 def processor(fact: Mapping[str, Any]) -> str:
     """The processor of a machine: maker and generation for a guest, which has no name of its own, else its name."""
-    linux, guest = _told(fact)
+    linux, guest = _matches(fact)
     if guest:
         return _generation(guest["maker"], linux["family"], USED.get(_id(fact), ())) + guest["clock"]
     return re.sub(r"\((?:R|TM)\)", "", linux["name"] if linux else fact["chip"])
@@ -36,13 +36,13 @@ def processor(fact: Mapping[str, Any]) -> str:
 
 def cores(fact: Mapping[str, Any]) -> str:
     """The number of cores used: "2 vCPUs" for a guest, "8 cores" elsewhere."""
-    n, what = fact["performance_cores"], "vCPU" if _told(fact)[1] else "core"
+    n, what = fact["performance_cores"], "vCPU" if _matches(fact)[1] else "core"
     return f"{n} {what}{'s' * (n != 1)}"
 
 
 def machine(fact: Mapping[str, Any]) -> str:
     """A machine by its processor and the cores used. For a Mac, the chip's name is enough."""
-    counted = _told(fact)[0] and "performance_cores" in fact
+    counted = _matches(fact)[0] and "performance_cores" in fact
     return (f"{processor(fact)}, {cores(fact)}" if counted else processor(fact)) + _apart(fact)
 
 
@@ -68,11 +68,11 @@ def told_apart(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict
     bearers: dict[str, str] = {}  # of a name: the id of its machine
     marks: dict[str, str] = {}
     for name, fact in machines.items():
-        twins = [twin for each in _names(fact) if (twin := bearers.setdefault(each, name)) != name]
+        twins = [twin for label in _names(fact) if (twin := bearers.setdefault(label, name)) != name]
         differs = [_cache(fact)] if any(_cache(machines[twin]) != _cache(fact) for twin in twins) else []
         for mark in (*differs, name[:SHORT]) if twins else ():
             marks[name] = mark
-            if all(bearers.setdefault(each, name) == name for each in _names({**fact, APART: mark})):
+            if all(bearers.setdefault(label, name) == name for label in _names({**fact, APART: mark})):
                 break
     return [
         {name: {**fact, APART: marks[name]} if name in marks else dict(fact) for name, fact in facts.items()}
@@ -98,7 +98,7 @@ def _id(fact: Mapping[str, Any]) -> str:
     return content_id({name: value for name, value in fact.items() if name != APART})
 
 
-def _told(fact: Mapping[str, Any]) -> tuple[Any, Any]:
+def _matches(fact: Mapping[str, Any]) -> tuple[Any, Any]:
     """Matches of a fact with a Linux processor's name and with a guest's; None each where they fail."""
     linux = LINUX.fullmatch(fact["chip"])
     return linux, GUEST.fullmatch(linux["name"]) if linux else None

@@ -82,10 +82,10 @@ def recorded(study: str, source: str, scale: str, device: str) -> Recording:
     check_source(source)
     check_device(device)
     at = registry.shown_at(study, scale)
-    if (found := read(study, source, at)) is None:
+    if (recording := read(study, source, at)) is None:
         path = journal_path(study, at, REFERENCE)
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
-    return found
+    return recording
 
 
 def of_device(rows: Sequence[Row], device: str) -> list[Row]:
@@ -112,13 +112,13 @@ def added(study: str, scale: str, board: str = "") -> list[Recording]:
 
     `board`: only those of the first machine that has this GPU.
     """
-    found = []
+    recordings = []
     for folder in (paths.MEASURED / OTHERS, *guests()):
         records = renewed(journal.read(folder / f"{study}.{scale}.jsonl"))
-        found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
+        recordings += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
     if board:
-        found = [each for each in found if board in _boards(each)][:1]
-    return [replace(each, rows=as_released(each.rows)) for each in found]
+        recordings = [recording for recording in recordings if board in _boards(recording)][:1]
+    return [replace(recording, rows=as_released(recording.rows)) for recording in recordings]
 
 
 def _boards(recording: Recording) -> list[str]:
@@ -134,12 +134,12 @@ def guests() -> list[Path]:
 
 def machines_of(study: str, scale: str) -> dict[str, dict[str, Any]]:
     """The facts, by id, of the machines that have rows of a study recorded or measured here: the reference's first."""
-    known: dict[str, dict[str, Any]] = {}
+    machines: dict[str, dict[str, Any]] = {}
     for source in SOURCES:
         records = _records(study, source, scale)
         named = {row.machine for row in records if isinstance(row, Row)}
-        known |= {name: fact for name, fact in frame.facts(records).items() if name in named}
-    return known
+        machines |= {name: fact for name, fact in frame.facts(records).items() if name in named}
+    return machines
 
 
 def as_released(rows: "pd.DataFrame") -> "pd.DataFrame":

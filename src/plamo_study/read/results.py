@@ -168,8 +168,8 @@ def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> 
     StudyError for a damaged file; it names the command that makes a new one.
     """
     either = Soak | list[Soak]  # older files hold a single soak
-    found = result_file.load(place, soak_name(scale, held, patched), either, SOAKED) or []
-    return found if isinstance(found, list) else [found]
+    stored = result_file.load(place, soak_name(scale, held, patched), either, SOAKED) or []
+    return stored if isinstance(stored, list) else [stored]
 
 
 def soak_name(scale: str, held: bool, patched: bool) -> str:
@@ -210,5 +210,5 @@ def source(name: str) -> Markdown:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))[name]
-    return found
+    entry: dict[str, Any] = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))[name]
+    return entry

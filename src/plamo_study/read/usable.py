@@ -62,8 +62,8 @@ def _cells(rows: pd.DataFrame) -> pd.Series:
 
 def main_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Usable rows of the machine's main set-up: offloaded where possible, with all threads."""
-    found = on_main_device(usable(rows))
-    return found[found["n_threads"] == found["n_threads"].max()]
+    device_rows = on_main_device(usable(rows))
+    return device_rows[device_rows["n_threads"] == device_rows["n_threads"].max()]
 
 
 def on_main_device(rows: pd.DataFrame) -> pd.DataFrame:

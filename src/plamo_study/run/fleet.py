@@ -84,15 +84,15 @@ def read(path: Path) -> Hosts:
     """The hosts of a TOML file; StudyError if it is not a valid one."""
     mend = f"printf '{EXAMPLE}' > {path}"
     try:
-        found = msgspec.convert(toml(path, mend), Hosts)
+        hosts = msgspec.convert(toml(path, mend), Hosts)
     except msgspec.ValidationError as error:
         raise StudyError(str(path), f"is no list of hosts ({error})", mend) from error
-    names = [host.address for host in found.host]
+    names = [host.address for host in hosts.host]
     if not names or len(set(names)) < len(names):
         raise StudyError(str(path), "names no host, or names one twice", "name every host once; ssh may know aliases")
-    if found.ssh_config:
-        _check_ssh_config(expanded(found.ssh_config))
-    return found
+    if hosts.ssh_config:
+        _check_ssh_config(expanded(hosts.ssh_config))
+    return hosts
 
 
 def _check_ssh_config(path: Path) -> None:
@@ -101,7 +101,7 @@ def _check_ssh_config(path: Path) -> None:
         option, *words = line.replace("=", " ", 1).split() or [""]
         if option.lower() in READ_WHOLE:
             named = (expanded(word.strip("\"'")) for word in words)
-            for file in (each for each in named if each.exists() and each != Path(os.devnull)):
+            for file in (entry for entry in named if entry.exists() and entry != Path(os.devnull)):
                 check_file(file, MOST_SETTINGS)
 
 
@@ -118,11 +118,11 @@ def measure(hosts: Hosts, studies: Sequence[Asked], divided: bool, tell: Tell) -
 
     """
     _import()
-    why = dict(zip(hosts.host, asyncio.run(_each(hosts)), strict=True))
+    why = dict(zip(hosts.host, asyncio.run(_reasons(hosts)), strict=True))
     good = [host for host in hosts.host if not why[host]]
     bad = [Outcome("every study", host.address, wrong) for host, wrong in why.items() if wrong]
     if not good:
-        said = "; ".join(f"{each.host}: {each.wrong}" for each in bad)
+        said = "; ".join(f"{outcome.host}: {outcome.wrong}" for outcome in bad)
         raise StudyError("no host", f"can be used ({said})", "ssh HOST true, and the same version there as here")
     yield from bad
     asked = list(studies) if divided else [msgspec.structs.replace(s, host=h.address) for h in good for s in studies]
@@ -138,7 +138,7 @@ def _import() -> None:
         raise StudyError("--hosts", f"needs Dask and asyncssh ({error})", INSTALL) from error
 
 
-async def _each(hosts: Hosts) -> list[str]:
+async def _reasons(hosts: Hosts) -> list[str]:
     return list(await asyncio.gather(*(_unfit(host, hosts) for host in hosts.host)))
 
 
@@ -146,9 +146,9 @@ async def _unfit(host: Host, hosts: Hosts) -> str:
     """Why a host cannot be used; "" if it can."""
     try:
         async with asyncio.timeout(PATIENCE_S), _called(host, hosts, f'-c "{SPEAKS}"') as process:
-            heard = asyncio.create_task(_last_words(process.stderr))
+            errors = asyncio.create_task(_last_words(process.stderr))
             said = await _last_words(process.stdout, MOST_SAID)
-            why = "" if said else await heard
+            why = "" if said else await errors
     except LostError as error:
         return f"not reached ({error})"
     except TimeoutError:
@@ -267,14 +267,14 @@ async def _measured(hosts: Hosts, asked: Asked) -> None:
     try:
         async with _called(host, hosts, f"-m {fleet_host.__name__}") as process:
             process.stdin.write(msgspec.json.encode(asked) + b"\n")
-            heard, room = asyncio.create_task(_last_words(process.stderr)), packs.MOST_BYTES
+            errors, room = asyncio.create_task(_last_words(process.stderr)), packs.MOST_BYTES
             while head := await process.stdout.read(1):
                 (size,) = SIZE.unpack(head + await process.stdout.readexactly(SIZE.size - 1))
                 room -= size
                 if room < 0:  # more than any study's rows
                     raise LostError
                 worker.log_event(ROWS, (worker.name, f"{asked}", await process.stdout.readexactly(size)))
-            why = await heard
+            why = await errors
             await process.wait_closed()
         if process.exit_status == 1:
             raise RuntimeError(why)

@@ -17,13 +17,13 @@ DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT", "PLAMO_STUDY_DEVICE")  #
 
 def digest(notebook: str) -> str:
     """SHA-256 of the contents that an executed notebook depends on; any change gives another digest."""
-    found = hashlib.sha256(sys.version.encode())
+    hasher = hashlib.sha256(sys.version.encode())
     for name in DECIDING:
-        found.update(f"{name}={os.environ.get(name, '')}".encode())
+        hasher.update(f"{name}={os.environ.get(name, '')}".encode())
     for path in _files(notebook):
         seen = path.stat()
-        found.update(path.name.encode() + b"\0" + _content(path, seen.st_ino, seen.st_size, seen.st_mtime_ns))
-    return found.hexdigest()
+        hasher.update(path.name.encode() + b"\0" + _content(path, seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    return hasher.hexdigest()
 
 
 @cache  # notebooks share most of their inputs

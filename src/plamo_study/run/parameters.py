@@ -95,22 +95,22 @@ def typed(**values: Any) -> dict[str, Any]:
 
     An unknown parameter may have any value.
     """
-    known = {
+    checked = {
         name for name, value in values.items() if name in PARAMETERS and not (name in VARIED and isinstance(value, str))
     }
-    found = {
-        name: from_text(value, PARAMETERS[name].kind) if name in known else value for name, value in values.items()
+    converted = {
+        name: from_text(value, PARAMETERS[name].kind) if name in checked else value for name, value in values.items()
     }
-    for name in found:
-        if name in known and (why := PARAMETERS[name].wrong(value := found[name])):
+    for name in converted:
+        if name in checked and (why := PARAMETERS[name].wrong(value := converted[name])):
             raise StudyError(f"{name} {value!r}", why, f"give another in the first cell, or with -p {name} VALUE")
-    return found
+    return converted
 
 
 def check(**values: Any) -> None:
     """Check a notebook's parameters as `typed` does, and give those that were text their values in the notebook."""
-    found = typed(**values)
-    sys._getframe(1).f_globals.update({name: value for name, value in found.items() if value is not values[name]})
+    converted = typed(**values)
+    sys._getframe(1).f_globals.update({name: value for name, value in converted.items() if value is not values[name]})
 
 
 KINDS = (bool, int, float, str, list, dict, list[bool], list[int], list[float], list[str])
@@ -132,10 +132,10 @@ def _as_seen(notebook: Path, seen: tuple[int, ...]) -> dict[str, str]:
     import papermill  # a third of a second, and what only checks values does without
 
     try:
-        found = papermill.inspect_notebook(notebook)
+        entries = papermill.inspect_notebook(notebook)
     except Exception as problem:  # nbformat, papermill and JSON each raise their own kind here
         raise StudyError(str(notebook), f"not a readable notebook ({problem})", "jupyter lab notebooks") from problem
-    return {name: _type_name(entry["inferred_type_name"], entry["default"]) for name, entry in found.items()}
+    return {name: _type_name(entry["inferred_type_name"], entry["default"]) for name, entry in entries.items()}
 
 
 def _type_name(annotation: str, default: str) -> str:
@@ -154,12 +154,12 @@ def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, d
     Raises StudyError when no chosen notebook declares a name, or a value does not fit the type.
     """
     types = {notebook: declared(notebook) for notebook in notebooks}
-    known = sorted({name for names in types.values() for name in names})
+    all_names = sorted({name for names in types.values() for name in names})
     for name in values:
-        if name not in known:
+        if name not in all_names:
             chosen = ", ".join(path.stem for path in notebooks)
             raise StudyError(
-                f"-p {name}", f"no such parameter in {chosen}", f"use one of: {', '.join(known) or 'none'}"
+                f"-p {name}", f"no such parameter in {chosen}", f"use one of: {', '.join(all_names) or 'none'}"
             )
     return {
         notebook: {name: convert(name, value, names[name]) for name, value in values.items() if name in names}

@@ -145,29 +145,29 @@ def find_notebooks(names: Sequence[str]) -> list[Path]:
 
     Raises StudyError for a name that matches none or several, and for two notebooks of the same name.
     """
-    known = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
-    found = list(dict.fromkeys(_find(name, known) for name in names)) if names else known
-    stems = [path.stem for path in found]
+    notebooks = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
+    chosen = list(dict.fromkeys(_find(name, notebooks) for name in names)) if names else notebooks
+    stems = [path.stem for path in chosen]
     for stem in stems:
         if stems.count(stem) > 1:
             raise StudyError(stem, "two notebooks of this name would share one output", "run them one after the other")
-    if not found:
+    if not chosen:
         raise StudyError(str(paths.NOTEBOOKS), "holds no notebooks", "git checkout -- notebooks")
-    return found
+    return chosen
 
 
-def _find(name: str, known: Sequence[Path]) -> Path:
+def _find(name: str, notebooks: Sequence[Path]) -> Path:
     path = Path(name)
     if path.suffix == ".ipynb" and path.is_file():
         return path.resolve()
     stem = path.name.removesuffix(".ipynb")
-    fitting = [path for path in known if path.stem == stem] or [
-        path for path in known if path.stem.startswith(stem + "-")
+    fitting = [path for path in notebooks if path.stem == stem] or [
+        path for path in notebooks if path.stem.startswith(stem + "-")
     ]
     if len(fitting) == 1:
         return fitting[0]
     why = "fits several notebooks" if fitting else "no such notebook"
-    raise StudyError(name, why, f"use one of: {', '.join(path.stem for path in fitting or known) or 'none'}")
+    raise StudyError(name, why, f"use one of: {', '.join(path.stem for path in fitting or notebooks) or 'none'}")
 
 
 def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = "") -> RunResult:
@@ -192,16 +192,16 @@ def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = 
     if isinstance(problem, OSError) and problem.filename is None:
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
-    known = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
-    if executed and (problem is None or known) and not unfinished(executed):
-        executed.metadata[MADE_FROM] = "" if known else made_from
+    outcome = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
+    if executed and (problem is None or outcome) and not unfinished(executed):
+        executed.metadata[MADE_FROM] = "" if outcome else made_from
         executed.cells = [cell for cell in executed.cells if MARKED not in cell.metadata.get("tags", [])]
         executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
         try:
             with growing(output) as whole:
                 nbformat.write(executed, whole)
             partial.unlink()
-            return RunResult(notebook, known or "ok", seconds, output)
+            return RunResult(notebook, outcome or "ok", seconds, output)
         except OSError as full:
             problem = full
     status, error, message = _reason(problem, torn=executed is None)
@@ -312,8 +312,8 @@ def _reason(problem: Exception | None, torn: bool = False) -> tuple[Status, str,
             return "incomplete", "SystemExit", "the notebook ended before its last cell"
         case DeadKernelError():
             return "dead_kernel", "DeadKernelError", "the kernel process died"
-        case OSError(errno=int()) if known := of_system(problem):
-            return "failed", "OSError", f"{known.what}: {known.why}; {known.mend}"
+        case OSError(errno=int()) if error := of_system(problem):
+            return "failed", "OSError", f"{error.what}: {error.why}; {error.mend}"
         case PapermillExecutionError():
             return "failed", str(problem.ename), str(problem.evalue)
         case _:

@@ -57,7 +57,7 @@ def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -
     """Points without whiskers, to place under a chart with `over`."""
     base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
     first = next(map(str, data[color]), "")
-    return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(first) or GREY))
+    return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_colour_of(first) or GREY))
 
 
 def over(*below: Any) -> alt.LayerChart:
@@ -197,14 +197,16 @@ def curves(
 
 def levels(data: pd.DataFrame) -> str:
     """What the bars of a chart of estimates are, for its subtitle: few processes carry no interval at 95 %."""
-    known = sorted({each.level for each, low in zip(data["estimate"], data["low"], strict=True) if low == low})
-    ends = " to ".join(f"{level:.0%}" for level in dict.fromkeys([*known[:1], *known[-1:]]))
+    coverages = sorted(
+        {estimate.level for estimate, low in zip(data["estimate"], data["low"], strict=True) if low == low}
+    )
+    ends = " to ".join(f"{level:.0%}" for level in dict.fromkeys([*coverages[:1], *coverages[-1:]]))
     return f"Bars: intervals at {ends}." if ends else ""
 
 
 def _plain(data: pd.DataFrame) -> pd.DataFrame:
     """Columns of numbers and words: an estimate object is not JSON."""
-    held = [name for name in data if data[name].map(lambda each: isinstance(each, Estimate)).any()]
+    held = [name for name in data if data[name].map(lambda value: isinstance(value, Estimate)).any()]
     return data.drop(columns=held)
 
 
@@ -218,17 +220,18 @@ def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _color(data: pd.DataFrame, name: str) -> alt.Color:
     names = list(dict.fromkeys(data[name].astype(str)))
-    known = {colour: each for each in reversed(names) if (colour := _known(each))}  # by the first of several files
-    own = {each: colour for colour, each in known.items()}
-    rest = cycle([each for each in CATEGORIES if each not in known])
-    scale = {"domain": names, "range": [own.get(each) or next(rest) for each in names]}
+    # by the first of several files
+    by_colour = {colour: series for series in reversed(names) if (colour := _colour_of(series))}
+    own = {series: colour for colour, series in by_colour.items()}
+    rest = cycle([colour for colour in CATEGORIES if colour not in by_colour])
+    scale = {"domain": names, "range": [own.get(series) or next(rest) for series in names]}
     return alt.Color(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 
 def _shape(data: pd.DataFrame, name: str) -> alt.Shape:
     names = list(dict.fromkeys(data[name].astype(str)))
-    rest = cycle([each for each in SHAPES if each not in map(MARKS.get, names)] or SHAPES)
-    scale = {"domain": names, "range": [MARKS.get(each) or next(rest) for each in names]}
+    rest = cycle([shape for shape in SHAPES if shape not in map(MARKS.get, names)] or SHAPES)
+    scale = {"domain": names, "range": [MARKS.get(series) or next(rest) for series in names]}
     return alt.Shape(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 
@@ -238,7 +241,7 @@ def _legend(names: list[str]) -> dict[str, Any]:
     return {"columns": 1, "labelLimit": 500} if long else {"columns": 0}
 
 
-def _known(name: str) -> str:
+def _colour_of(name: str) -> str:
     """The colour of a model or a series by its name, or of the model in a file's name, such as "plamo-2-1b* Q8_0"."""
     model, _, dtype = name.partition(" ")
     return COLORS.get(name.rstrip("*")) or ("" if "," in dtype else COLORS.get(model.rstrip("*"), ""))

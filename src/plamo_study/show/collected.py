@@ -1,8 +1,8 @@
 """What executed notebooks say: their findings and answered questions, for the pages and documents that quote them.
 
-    known = collect(paths.NOTEBOOKS)                               # or read(): data/findings.json, as committed
-    asked(known, "04-quantization", "Does it read more than a tenth slower?")
-    quoted(known, "01-phase-asymmetry", r"(.+) reads (\\S+) tokens a second")
+    notebooks = collect(paths.NOTEBOOKS)                           # or read(): data/findings.json, as committed
+    asked(notebooks, "04-quantization", "Does it read more than a tenth slower?")
+    quoted(notebooks, "01-phase-asymmetry", r"(.+) reads (\\S+) tokens a second")
 
 A number that a document quotes is computed once, in the notebook that it names.
 """
@@ -37,7 +37,7 @@ def collect(folder: Path, source: str = "") -> dict[str, dict[str, Any]]:
 
     `source`: only of those that show such rows. What is no notebook, or shows neither, is left out.
     """
-    found = {}
+    notebooks = {}
     for path in sorted(path for path in folder.glob("*.ipynb") if path.stem != GUIDE):
         try:
             notebook = nbformat.read(path, as_version=4)
@@ -45,36 +45,36 @@ def collect(folder: Path, source: str = "") -> dict[str, dict[str, Any]]:
             continue
         said = _said(notebook)
         if (said["findings"] or said["questions"]) and source in ("", said["rows"].get("source")):
-            found[path.stem] = said
-    return found
+            notebooks[path.stem] = said
+    return notebooks
 
 
 def _said(notebook: nbformat.NotebookNode) -> dict[str, Any]:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     metadata = [output.get("metadata", {}) for output in outputs]
-    metadata += [each["text/markdown"] for each in metadata if isinstance(each.get("text/markdown"), dict)]
+    metadata += [entry["text/markdown"] for entry in metadata if isinstance(entry.get("text/markdown"), dict)]
     first = notebook.cells[0].source if notebook.cells else ""
     return {
         "title": first.partition("\n")[0].removeprefix("# "),
-        "rows": next((dict(each[ROWS_KEY]) for each in metadata if ROWS_KEY in each), {}),
-        "findings": [line for each in metadata for line in each.get(FINDINGS, [])],
+        "rows": next((dict(entry[ROWS_KEY]) for entry in metadata if ROWS_KEY in entry), {}),
+        "findings": [line for entry in metadata for line in entry.get(FINDINGS, [])],
         "questions": [
             {"question": line["claim"], "of": line["of"], "figure": line["figure"], "asked": line["needed"],
              "why": line.get("why", ""), "answer": ANSWERS.get(line["verdict"], line["verdict"])}
-            for each in metadata for line in each.get(METADATA, [])
+            for entry in metadata for line in entry.get(METADATA, [])
         ],
     }  # fmt: skip
 
 
-def written(known: Known) -> str:
+def written(notebooks: Known) -> str:
     """The file's text: a finding or a question a line."""
-    return json.dumps(known, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    return json.dumps(notebooks, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
 
 
-def write(known: Known) -> None:
+def write(notebooks: Known) -> None:
     """Write FILE."""
     with growing(FILE) as partial:
-        partial.write_text(written(known), encoding="utf-8")
+        partial.write_text(written(notebooks), encoding="utf-8")
 
 
 def read() -> dict[str, dict[str, Any]]:
@@ -85,35 +85,37 @@ def read() -> dict[str, dict[str, Any]]:
         raise StudyError(str(FILE), f"is no list of findings ({error})", MEND) from None
 
 
-def asked(known: Known, notebook: str, pattern: str) -> pd.DataFrame:
+def asked(notebooks: Known, notebook: str, pattern: str) -> pd.DataFrame:
     """The answers to the questions of a notebook that a pattern matches, a line for each of what was asked; COLUMNS.
 
     `value`, `low` and `high` are those of `figure`, with its digits; of a range its two ends and their mean.
     StudyError where no question matches: it names those that there are.
     """
-    lines = known.get(notebook, {}).get("questions", [])
-    found = [line for line in lines if re.search(pattern, line["question"], re.IGNORECASE)]
-    if not found:
+    lines = notebooks.get(notebook, {}).get("questions", [])
+    matching = [line for line in lines if re.search(pattern, line["question"], re.IGNORECASE)]
+    if not matching:
         there = "; ".join(dict.fromkeys(line["question"] for line in lines)) or "nothing"
         mend = "ask it there, or name another question where this one is named"
         raise StudyError(f"question {pattern!r}", f"{notebook} does not ask it; it asks: {there}", mend)
-    return pd.DataFrame([line | _numbers(line["figure"]) | {"notebook": notebook} for line in found], columns=COLUMNS)
+    return pd.DataFrame(
+        [line | _numbers(line["figure"]) | {"notebook": notebook} for line in matching], columns=COLUMNS
+    )
 
 
 def _numbers(figure: str) -> dict[str, float]:
     nothing = {"value": float("nan"), "low": float("nan"), "high": float("nan")}
-    if found := FIGURE.search(figure) or RANGE.search(figure):
-        read = {name: float(number.replace(",", "")) for name, number in found.groupdict().items()}
+    if match := FIGURE.search(figure) or RANGE.search(figure):
+        read = {name: float(number.replace(",", "")) for name, number in match.groupdict().items()}
         return nothing | {"value": (read["low"] + read["high"]) / 2} | read
     alone = re.match(NUMBER, figure)
     return nothing | ({"value": float(alone[0].replace(",", ""))} if alone else {})
 
 
-def quoted(known: Known, notebook: str, pattern: str) -> tuple[str, ...]:
+def quoted(notebooks: Known, notebook: str, pattern: str) -> tuple[str, ...]:
     """The groups of a pattern in the first finding of a notebook that it matches. StudyError where none does."""
-    lines = known.get(notebook, {}).get("findings", [])
+    lines = notebooks.get(notebook, {}).get("findings", [])
     for line in lines:
-        if found := re.search(pattern, line):
-            return found.groups()
+        if match := re.search(pattern, line):
+            return match.groups()
     mend = "say it there, or quote another finding where this one is quoted"
     raise StudyError(f"finding {pattern!r}", f"{notebook} has none; it says: {'; '.join(lines) or 'nothing'}", mend)

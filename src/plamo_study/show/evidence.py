@@ -90,19 +90,19 @@ def _of_system(recording: Recording, what: str, name: str, wanted: Mapping[str, 
     """
     rows, fact = recording.rows, recording.facts[name]
     systems = rows[rows[what] == name]["system"].unique() if "system" in rows else []
-    told = []
+    texts = []
     for older, newer in wanted.items():
         values = [recording.facts[i].get(newer, "") if i else fact.get(older, "") for i in systems]
         values = values or [fact.get(older, "")]
-        told.append(", ".join(dict.fromkeys(str(value) for value in values if value)))
-    return told
+        texts.append(", ".join(dict.fromkeys(str(value) for value in values if value)))
+    return texts
 
 
 def _named(cell: AnyCell) -> str:
-    told = columns(cell)
-    sequences = f" × {told['n_seq']}" if told["n_seq"] > 1 else ""
-    tokens = f" {told['n_prompt']}+{told['n_gen']}{sequences}" if told["model"] else ""
-    return f"{told['model']} {told['dtype']} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
+    fields = columns(cell)
+    sequences = f" × {fields['n_seq']}" if fields["n_seq"] > 1 else ""
+    tokens = f" {fields['n_prompt']}+{fields['n_gen']}{sequences}" if fields["model"] else ""
+    return f"{fields['model']} {fields['dtype']} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
 
 
 def weights_of(fact: dict[str, Any]) -> str:
@@ -199,7 +199,7 @@ def _with_gpus(name: str, machine: dict[str, Any]) -> str:
 def devices(rows: pd.DataFrame) -> str:
     """What computed some rows: "GPU", "CPU", or "GPU and CPU"."""
     offloaded = set(rows["n_gpu_layers"] != 0)
-    return " and ".join(name for name, found in (("GPU", True), ("CPU", False)) if found in offloaded)
+    return " and ".join(name for name, gpu in (("GPU", True), ("CPU", False)) if gpu in offloaded)
 
 
 def returned(rows: pd.DataFrame) -> str:

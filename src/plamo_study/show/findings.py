@@ -67,18 +67,18 @@ def number(value: float) -> str:
 
 
 def question(
-    sentence: str, found: pd.DataFrame, above: float | None = None, below: float | None = None,
+    sentence: str, data: pd.DataFrame, above: float | None = None, below: float | None = None,
     between: tuple[float, float] | None = None, why: str = "",
 ) -> list[Line]:  # fmt: skip
-    """A question about each line of `found`, as `estimate` and `compare` return it; one threshold.
+    """A question about each line of `data`, as `estimate` and `compare` return it; one threshold.
 
     `why`: why the threshold is this one. Raises StudyError unless there is exactly one threshold.
     """
-    given = [each for each in (above, below, between) if each is not None]
+    given = [threshold for threshold in (above, below, between) if threshold is not None]
     if len(given) != 1:
         raise StudyError(f"question {sentence!r}", f"has {len(given)} thresholds", "give one of above, below, between")
     lines = []
-    for row in found.to_dict("records"):
+    for row in data.to_dict("records"):
         of, estimate = ", ".join(str(value) for key, value in row.items() if key not in NUMERIC), row["estimate"]
         if above is not None:
             line = estimates.above(sentence, of, estimate, above)
@@ -114,7 +114,7 @@ class Questions(Table):
 
 def questions(*asked: Sequence[Line]) -> Questions:
     """All questions of a section in one table."""
-    return Questions([line for each in asked for line in each])
+    return Questions([line for lines in asked for line in lines])
 
 
 def stated(notebook: nbformat.NotebookNode) -> list[Line]:
@@ -123,18 +123,18 @@ def stated(notebook: nbformat.NotebookNode) -> list[Line]:
     return [line for output in outputs for line in output.get("metadata", {}).get(METADATA, [])]
 
 
-def few(found: Estimate) -> bool:
+def few(estimate: Estimate) -> bool:
     """Whether an estimate rests on too few processes for an interval to be printed; a share has an exact one."""
-    return found.n < FEW and bool(found.units) and not found.success
+    return estimate.n < FEW and bool(estimate.units) and not estimate.success
 
 
 def figure(line: Line) -> str:
     """A line's estimate as text; where processes are few, their range."""
-    found: Estimate | None = line["estimate"]
-    if found is None:
+    estimate: Estimate | None = line["estimate"]
+    if estimate is None:
         return ""
-    if few(found):  # the range, and the number of processes
-        least, most = (each(found.units) for each in (min, max))
-        least, most = (math.exp(least), math.exp(most)) if found.in_logs else (least, most)
-        return f"{least:.3g} to {most:.3g} ({found.n} processes)"
-    return significant(3)(found)
+    if few(estimate):  # the range, and the number of processes
+        least, most = (end(estimate.units) for end in (min, max))
+        least, most = (math.exp(least), math.exp(most)) if estimate.in_logs else (least, most)
+        return f"{least:.3g} to {most:.3g} ({estimate.n} processes)"
+    return significant(3)(estimate)

@@ -63,22 +63,22 @@ def label(name: str) -> str:
 
 
 def table(
-    found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", otherwise: str = "", **headings: str
+    data: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", otherwise: str = "", **headings: str
 ) -> Table:
     """A table of some columns, headed and formatted by LABELS: a list of names, or one string separated by blanks.
 
     `otherwise`: what is said instead where there are no lines. `headings` rename columns of this one table.
     `numbers` of the result is the frame behind it, unrounded.
     """
-    names = names_of(columns) or [name for name in found if name not in ("value", "low", "high", "noise")]
-    if found.empty:
+    names = names_of(columns) or [name for name in data if name not in ("value", "low", "high", "noise")]
+    if data.empty:
         return Table(pd.DataFrame({"": [otherwise or note or NOTHING]}))
     shown = {}
     for name in names:
-        heading, how = LABELS.get(name, (label(name), _format(found[name])))
-        shown[headings.get(name, heading)] = [show(value, how) for value in found[name]]
+        heading, how = LABELS.get(name, (label(name), _format(data[name])))
+        shown[headings.get(name, heading)] = [show(value, how) for value in data[name]]
     made = Table(pd.DataFrame(shown), note)
-    made.numbers = found[names]
+    made.numbers = data[names]
     return made
 
 

@@ -34,8 +34,8 @@ def compact(png: bytes) -> bytes:
     height, width, _ = pixels.shape
     rows = np.concatenate([np.full((height, 1), ROW_AS_IS, np.uint8), pixels.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, RGB, 0, 0, 0)
-    kept = [(kind, data) for kind, data in chunks if kind == b"pHYs"]
-    parts = [(b"IHDR", header), *kept, (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b"")]
+    density = [(kind, data) for kind, data in chunks if kind == b"pHYs"]
+    parts = [(b"IHDR", header), *density, (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b"")]
     return SIGNATURE + b"".join(_pack(kind, data) for kind, data in parts)
 
 

@@ -96,7 +96,7 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "", ratios: Ratios |
             values = [replace(v, level=CONFIDENCE) if isinstance(v, Estimate) else v for v in values]
         shown[heading] = [show(value, how) for value in values]
         if name in (ratios or {}):
-            first, second = (data[each] for each in (ratios or {})[name])
+            first, second = (data[column] for column in (ratios or {})[name])
             alone = shown[heading]
             shown[heading] = list(map(partial(with_quotient, how=how), values, map(divided, first, second)))
             far |= shown[heading] != alone

@@ -97,8 +97,8 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     Each is the smallest of p · n / rank over the p-values that are no smaller (Benjamini and Hochberg 1995).
     """
     p = np.array(p_values, float)
-    known = ~np.isnan(p)
-    order = np.flatnonzero(known)[np.argsort(p[known])[::-1]]  # the largest first
+    tested = ~np.isnan(p)
+    order = np.flatnonzero(tested)[np.argsort(p[tested])[::-1]]  # the largest first
     ranks = np.arange(len(order), 0, -1)
     p[order] = np.minimum.accumulate(np.minimum(p[order] * len(order) / ranks, 1))
     return p.tolist()

@@ -77,14 +77,14 @@ def _curves(noise: np.ndarray, among: int = 1) -> Estimate:
 
 def _largest(noise: np.ndarray) -> Estimate:
     """The largest of `AMONG` ratios that are all 1."""
-    found = [stats.ratio(above.tolist(), below.tolist()) for above, below in zip(noise[::2], noise[1::2], strict=True)]
-    return stats.selected(max(found, key=lambda ratio: ratio.value), AMONG)
+    ratios = [stats.ratio(above.tolist(), below.tolist()) for above, below in zip(noise[::2], noise[1::2], strict=True)]
+    return stats.selected(max(ratios, key=lambda ratio: ratio.value), AMONG)
 
 
 def _soonest(noise: np.ndarray) -> Estimate:
     """The lowest of `AMONG` crossings that all lie at `CROSSING`."""
     crossings = [_curves(part, AMONG) for part in np.split(noise, AMONG)]
-    return min(crossings, key=lambda found: np.inf if np.isnan(found.value) else found.value)
+    return min(crossings, key=lambda crossing: np.inf if np.isnan(crossing.value) else crossing.value)
 
 
 ESTIMATORS = (
@@ -118,8 +118,8 @@ def simulate(
         for noise, draw in NOISE.items():
             truth = estimator.truth(draw(np.random.default_rng(seed), 1, REFERENCE_DRAWS))
             for n in estimator.sizes:
-                found = [estimator.estimate(draw(rng, estimator.cells, n)) for _ in range(studies)]
-                said = [e for e in found if not np.isnan(e.low)]
+                estimates = [estimator.estimate(draw(rng, estimator.cells, n)) for _ in range(studies)]
+                said = [e for e in estimates if not np.isnan(e.low)]
                 covers = float(np.mean([e.low <= truth <= e.high for e in said]))
                 width = float(np.median([(e.high - e.low) / e.value for e in said]))
                 level = min(e.level for e in said)
@@ -140,9 +140,9 @@ def judged(noise: str, level: float, covered: float, studies: int, at_least: boo
 
 def by_size(lines: pd.DataFrame) -> pd.DataFrame:
     """One row per estimator and n: the level, the lowest and highest coverage under judged noise."""
-    known = lines[lines["noise"].isin(JUDGED)].assign(wrong=lambda table: table["judged"] == "wrong")
-    found = known.groupby(["estimator", "n"], sort=False)
-    return found.agg(
+    judged_lines = lines[lines["noise"].isin(JUDGED)].assign(wrong=lambda table: table["judged"] == "wrong")
+    groups = judged_lines.groupby(["estimator", "n"], sort=False)
+    return groups.agg(
         level=("level", "first"),
         least=("covers", "min"),
         most=("covers", "max"),

@@ -32,14 +32,14 @@ def seconds_by_block(group: pd.DataFrame, statistic: Callable[[list[list[int]]],
 
 
 def events(
-    rows: pd.DataFrame, carried: Sequence[str], each: Callable[[Any], Iterable[dict[str, Any]]], *names: str
+    rows: pd.DataFrame, carried: Sequence[str], of_row: Callable[[Any], Iterable[dict[str, Any]]], *names: str
 ) -> pd.DataFrame:
-    """One line per event of each row: the row's columns `carried`, then `names`, which `each` gives of its events."""
-    found = [
+    """One line per event of each row: the row's columns `carried`, then `names`, which `of_row` gives of its events."""
+    lines = [
         [*(getattr(row, name) for name in carried), *(event[name] for name in names)]
-        for row in rows.itertuples() for event in each(row)
+        for row in rows.itertuples() for event in of_row(row)
     ]  # fmt: skip
-    return pd.DataFrame(found, columns=[*carried, *names])
+    return pd.DataFrame(lines, columns=[*carried, *names])
 
 
 NUMBERS = ["value", "low", "high", "n"]  # an estimate's numbers, as columns for pandas and altair
@@ -78,11 +78,11 @@ def estimate(
     names, entries = names_of(by), []
     worked = [work] if isinstance(work, str) else []
     for key, group in _groups(frame[frame["value"].notna()], names, "estimate", worked):
-        found = stats.median(group["value"].tolist())
+        middle = stats.median(group["value"].tolist())
         if work is not None:
-            found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
+            middle = middle.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
         noise = stats.variation(group["value"].tolist())
-        entries.append(dict(zip(names, key, strict=True)) | as_columns(found.scaled(times)) | {"noise": noise})
+        entries.append(dict(zip(names, key, strict=True)) | as_columns(middle.scaled(times)) | {"noise": noise})
     return pd.DataFrame(entries, columns=[*names, *NUMBERS, "noise", "estimate"])
 
 
@@ -116,9 +116,9 @@ def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ())
     return pd.DataFrame(entries, columns=[*names, *NUMBERS, "estimate", "first", "second"])
 
 
-def as_columns(found: Estimate) -> dict[str, Any]:
+def as_columns(measured: Estimate) -> dict[str, Any]:
     """An estimate and its numbers, as fields of a frame's line."""
-    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "estimate": found}
+    return {"value": measured.value, "low": measured.low, "high": measured.high, "n": measured.n, "estimate": measured}
 
 
 def names_of(columns: str | Sequence[str]) -> list[str]:

@@ -116,8 +116,8 @@ def continued(curve: pd.Series, knot: float = 0.0) -> Function:
     Before the first measured depth, the first time holds. A law that would fall beyond the last depth is replaced by a
     line, and a falling line by the last time.
     """
-    known = curve.dropna()
-    depth, seconds = known.index.to_numpy(float), known.to_numpy(float)
+    points = curve.dropna()
+    depth, seconds = points.index.to_numpy(float), points.to_numpy(float)
     law = best(depth, seconds, knot)
     beyond = at(law, knot, fit(depth, seconds, law, knot))
     if beyond(np.array([FARTHEST]))[0] < seconds[-1]:
