@@ -1,4 +1,4 @@
-# Three commands: `make study`, `make test` and `make check`. All set everything up on first use and nothing on the second.
+# `make study`, and three ranges of tests: `make test`, `make check`, `make whole`. All set everything up on first use and nothing on the second.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -18,7 +18,7 @@ if set(here) & set(" \t'\"\\$$`:;"):
 endef
 export FITS
 
-.PHONY: study lint test check lab notebooks lock clean
+.PHONY: study lint test check whole lab notebooks lock clean
 
 study: $(READY)
 	@for file in $(FILES); do set -- "$$@" --file "$$file"; done; \
@@ -28,10 +28,13 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-test: lint # behaviour, seven minutes on two slow cores
-	$(BIN)/pytest tests -m "not long"
+test: lint # behaviour: what takes a second or less
+	$(BIN)/pytest tests -m "not long and not whole"
 
-check: lint # all there is: types, every notebook against its outputs, every page in a browser, whole runs, hosts that die
+check: lint # before a commit: also types, every notebook against its outputs, every page in a browser, killed processes
+	$(BIN)/pytest -m "not whole"
+
+whole: lint # all there is, as continuous integration runs it: also every page on other rows, whole runs, hosts that die
 	$(BIN)/pytest
 
 lab: $(READY)

@@ -11,7 +11,7 @@ import pytest
 
 from llama_meter import paths
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.whole
 
 NAME = "99-half-a-prompt"
 FILES = {

@@ -128,7 +128,7 @@ def until(true, seconds=LONG_S):
     return found
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(1200)
 def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or_an_orphan(project):
     journal_path = project / "data/measured/local/01-phase-asymmetry.mini.jsonl"

@@ -102,7 +102,7 @@ def executed(name):
     return room
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(400)  # a simulation whose model has another name is made anew
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(each.__name__ for each in changes))
 @pytest.mark.parametrize("name", PAGES)
@@ -125,7 +125,7 @@ SEVERAL = {
 }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "absent"), [(name, each) for name, studies in SEVERAL.items() for each in studies])
 def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, monkeypatch):
     usual, lacks = measurements.recorded, [absent]
@@ -141,7 +141,7 @@ def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, 
     executed(name)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [name for name in PAGES if recording.added(name, "shape")])
 def test_a_page_is_written_from_the_rows_of_a_gpu(name, monkeypatch):
     there = recording.added(name, "shape")[0]

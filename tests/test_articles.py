@@ -59,6 +59,7 @@ def rendered(path, renderer="zenn"):
     return BeautifulSoup(RENDERERS[renderer].render(path.read_text(encoding="utf-8")), "html.parser")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["article", "00-start-here"])
 def test_every_figure_and_table_that_an_article_names_is_there_and_nothing_else_is(articles, name):
     path = articles[name]
@@ -247,6 +248,7 @@ def test_a_kernel_that_died_in_the_last_cell_after_numbering_it_has_not_finished
         publish([path], tmp_path)
 
 
+@pytest.mark.whole
 def test_the_command_writes_what_it_names_where_it_is_asked_and_keeps_to_the_study_s_reports_else(tmp_path):
     source = written(tmp_path / "mine.ipynb", "# A", {"image/png": "iVBORw0KGgo="})
     command = [sys.executable, "-m", "plamo_study.cli.main", "publish"]
@@ -266,6 +268,7 @@ def test_the_command_writes_what_it_names_where_it_is_asked_and_keeps_to_the_stu
     assert source.exists()
 
 
+@pytest.mark.long
 def test_what_a_page_refuses_an_article_refuses_too(tmp_path):
     for cells, message in (
         (["# A", {"text/html": "<script>1</script>"}], "holds <script>"),

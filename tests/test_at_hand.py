@@ -43,6 +43,7 @@ def swept(lean, tmp_path_factory):
     return runner.sweep(lean, path, minutes=30), path
 
 
+@pytest.mark.long
 def test_a_lean_plan_is_three_processes_a_cell_of_which_the_first_proves_all(swept):
     rows = recording.framed(swept[0].rows, swept[1])[0]
     assert not rows.anchor.any()

@@ -62,7 +62,7 @@ def test_a_build_meets_the_defects_it_does_not_correct():
     assert law_check.defects(attention, {}) == CORRECT
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
     assert law.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
     assert law.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)

@@ -451,6 +451,7 @@ def test_the_worst_comes_first_and_a_stranger_s_text_reaches_no_terminal(tmp_pat
 # ---------------------------------------------------------------- the gate
 
 
+@pytest.mark.whole
 def test_a_lost_rope_is_found_before_the_engine_meets_it_and_would_hang(without_rope):
     (found,) = blocking(check(without_rope))
     assert (found.code, "--repair" in found.mend) == ("head-count-array", True)

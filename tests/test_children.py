@@ -108,6 +108,7 @@ ENTRIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ENTRIES)
 def test_no_python_takes_modules_from_the_folder_one_stands_in(what, hostile, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -149,6 +149,7 @@ def answers(root):
     return dict(zip((arguments for arguments, _ in WRONG), told, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
 def test_bad_input_is_one_clear_message_and_exit_code_two(answers, arguments, message):
     code, said = answers[arguments]
@@ -244,6 +245,7 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
     assert "assumed" in as_table
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -269,6 +271,7 @@ def test_selfcheck_reports_its_costs(root):
     assert all(Path(root).name not in check["measured"] for check in found.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "arguments", "message"),
     [("", ("models", "make"), "cannot be written"),
@@ -290,7 +293,7 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
     small = (
@@ -319,6 +322,7 @@ def prepared(root, tmp_path_factory):
     return told, files
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_released_repository_becomes_a_file_and_a_smaller_one(prepared):
     told, files = prepared
@@ -337,7 +341,7 @@ def measured(root, prepared):
     return [json.loads(line) for line in first.stdout.splitlines()]
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_released_weights_are_measured_once_and_become_a_page(root, measured):
     assert {row["status"] for row in measured} == {"ok"}

@@ -140,6 +140,7 @@ def test_depths_and_types_that_no_engine_computes_are_refused():
         plan_context.memory("mini", sweep=sweep(type_v="q8_0", flash_attn="off"))
 
 
+@pytest.mark.long
 def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
     few = plan.change(base, model=ATTENTION, way=FEW, n_ctx=16 * PART, flash_attn="off")
@@ -233,6 +234,7 @@ def test_the_oracle_with_a_window_forgets_what_lies_outside():
     assert all(relative_error(windowed[t], expected[t]) > 1e-3 for t in range(16, 24))
 
 
+@pytest.mark.long
 def test_a_build_that_claims_a_window_it_has_not_is_found_out(tmp_path):
     liar = tmp_path / "liar"
     shutil.copytree(Path(llama._base_path), liar, symlinks=True)

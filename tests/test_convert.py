@@ -483,6 +483,7 @@ def test_a_link_to_nothing_is_never_taken_for_a_file_that_is_not_there(file, fil
     refused(source, tmp_path / "out", rf"{file}: is neither a file nor a link to one")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "name"), [*enumerate(MODELS, 4)])
 def test_every_mutated_folder_is_converted_rightly_or_refused_within_1_gib(seed, name, files, tmp_path):
     n = 2 * len(mutated_folders.KINDS)

@@ -60,7 +60,7 @@ def swept(planned, tmp_path):
     return found, path
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("study", ["07-replicas", "09-disaggregation", "11-serving"])
 def test_a_study_of_several_processes_ends_with_a_right_row_for_every_cell(study, one_core, tmp_path, monkeypatch):
     if study == "11-serving":  # not built here: a stand-in answers

@@ -48,6 +48,7 @@ def run(cell):
 # ------------------------------------------------------------------ identity and bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cell",
     [shipped(HYBRID, repetitions=2), shipped(HYBRID, n_prompt=PAST_WINDOW, flash_attn="off", n_threads=2),
@@ -279,6 +280,7 @@ def child_of(parent, module):
     return None
 
 
+@pytest.mark.long
 def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
     path, rng, n_rows = tmp_path / "kills.jsonl", random.Random(9), 0
     for whom in (sender.__name__, WORKLOAD, "runner"):

@@ -78,6 +78,7 @@ def refusals(taken, tmp_path_factory):
     return dict(zip(asked, told, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command):
     for (name, kind, _), (code, said) in refusals.items():
@@ -87,6 +88,7 @@ def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command):
             assert ("--force" in said) == (kind == "old")
 
 
+@pytest.mark.long
 def test_a_file_is_replaced_where_that_was_asked_for(tmp_path):
     (tmp_path / "old.json").write_text("old")
     asked = [*OUTPUTS["trace"], str(tmp_path / "old.json"), "--force"]
@@ -139,6 +141,7 @@ def read_only(tmp_path_factory):
     return root, dict(zip([*NO_WRITING, check[:2]], told, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", NO_WRITING, ids=[" ".join(command) for command in NO_WRITING])
 def test_a_project_that_cannot_be_written_to_is_named_with_what_mends_it(read_only, command):
     code, said = read_only[1][command]
@@ -148,6 +151,7 @@ def test_a_project_that_cannot_be_written_to_is_named_with_what_mends_it(read_on
     assert ".partial" not in said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounts need root")
 @pytest.mark.parametrize(
     "command", [("measure", "01-phase-asymmetry", "--minutes", "1"), ("models", "fetch", "plamo-2-1b")]
@@ -184,6 +188,7 @@ def test_a_file_is_checked_where_nothing_can_be_kept(read_only):
     assert "ssm-out-type" in said
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
     root = project(tmp_path)
     publish([root / "reports/plain.ipynb"], root / "reports", index=True)
@@ -262,6 +267,7 @@ def bad_input(tmp_path_factory):
         return dict(zip(BAD_INPUT, in_one_process(folder, *asked, limit=LIMIT), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_what_cannot_be_taken_in_is_one_message(bad_input, name):
     code, said = bad_input[name]
@@ -281,6 +287,7 @@ TEXTS = {  # a text that nobody wrote, and what is wrong with it, if anything
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["scan", "quality"])
 def test_a_text_that_nobody_wrote_is_refused_before_anything_is_measured(tmp_path, command):
     told = {"scan": ("models", "scan", MODEL, MODEL, "--text"), "quality": ("models", "quality")}[command]
@@ -298,6 +305,7 @@ LOOKED_AT = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_text_that_nobody_wrote_is_looked_at_within_little_memory(tmp_path):
     for name, content in LOOKED_AT.items():
         (tmp_path / name).write_bytes(content)
@@ -308,6 +316,7 @@ def test_a_text_that_nobody_wrote_is_looked_at_within_little_memory(tmp_path):
         assert json.loads(said)["checks"]["same_logits"], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lines", [1, 100], ids=["short", "several micro-batches"])
 def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path, lines):
     (tmp_path / "text.txt").write_text("A short text, and more of it.\n" * lines)
@@ -397,6 +406,7 @@ def cli(*arguments, command="", **environment):
     return subprocess.run(shell, capture_output=True, env=os.environ | environment, check=False, timeout=120)
 
 
+@pytest.mark.long
 @pytest.mark.case(16)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_output_cannot_encode_is_escaped_and_json_stays_json(encoding, tmp_path):
@@ -422,6 +432,7 @@ def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
     assert b"mend:" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.case(16)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_streams_change_nothing(closed, tmp_path):
@@ -432,6 +443,7 @@ def test_closed_streams_change_nothing(closed, tmp_path):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_reader_that_stops_reading_and_a_full_output_are_no_traceback():
     for command in ("| head -c 10", "> /dev/full"):
         done = cli("rows", "list", command=command)

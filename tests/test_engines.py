@@ -84,6 +84,7 @@ def sources(tmp_path_factory):
     return engines.unpack(sdist, tmp_path_factory.mktemp("sdist"), (*engines.PARTS, "common", "tests"))
 
 
+@pytest.mark.long
 def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(sources):
     metal = sources / "ggml" / "src" / "ggml-metal"
     backend, device = ((metal / name).read_text() for name in ("ggml-metal.cpp", "ggml-metal-device.m"))
@@ -155,7 +156,7 @@ def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repos
     assert file.read_text() == "int one;\nint three;\nint four;\n"
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("name", engines.definitions())
 def test_every_build_s_patches_apply_to_the_locked_sources_and_compile(name, sources, tmp_path):
     said = engines.definition(name)
@@ -320,6 +321,7 @@ def test_codes_of_recorded_engines_are_shown_by_name():
     assert frame.build_name({"corrects": ["D4"]}) == "split projections"
 
 
+@pytest.mark.long
 def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sources, tmp_path):
     """As on every Mac, where BLAS stands beside the CPU's own kernels; here on a BLAS of ten lines."""
     (tmp_path / "cblas.h").write_text(CBLAS)
@@ -344,6 +346,7 @@ def test_bindings_of_a_release_on_the_path_are_not_taken_for_the_installed_engin
     assert any(before.glob("libllama.*"))
 
 
+@pytest.mark.long
 def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
     other = tmp_path / "other"  # the same libraries under another name: what `--beside DIR` expects of a build
     shutil.copytree(engines.installed_libraries(), other, symlinks=True)
@@ -367,6 +370,7 @@ def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
     assert not [record for record in journal.read(tmp_path / "none.jsonl") if getattr(record, "status", "")]
 
 
+@pytest.mark.long
 def test_shared_and_packed_prompts_are_timed_and_packed_ones_found_wrong_on_the_hybrid_alone(tmp_path):
     cells = tuple(
         mini("decode", model, policy=policy, n_prompt=32, n_gen=6, n_seq=n)
@@ -386,6 +390,7 @@ def test_shared_and_packed_prompts_are_timed_and_packed_ones_found_wrong_on_the_
             assert row.prefill_ns[0] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "wrong"), [(HYBRID, True), (ATTENTION, False)])
 def test_the_report_s_script_shows_the_defects_on_the_hybrid_alone(model, wrong):
     script = paths.DATA / "upstream" / "reproduce.py"

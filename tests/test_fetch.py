@@ -348,6 +348,7 @@ def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
     refused("bytes in .* s, less than")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["/api/", "/resolve/", "/storage/"])
 @pytest.mark.parametrize(("pause_s", "said"), [(0.0, "bytes and no answer among them"), (0.01, "no answer in 0 s")])
 def test_a_hub_that_only_informs_is_left(project, hub, monkeypatch, where, pause_s, said):

@@ -138,7 +138,7 @@ def _raw_keys(folder: Path) -> list[str]:
     return [line["key"] for line in lines if line["kind"] == "row"]
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_what_a_killed_host_was_measuring_is_measured_by_another(hosts: fleet.Hosts, tmp_path: Path) -> None:
     killed: list[str] = []
 
@@ -193,7 +193,7 @@ def _intruded(ports: list[int]) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout.split()
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_rows_come_home_once_a_lost_host_and_one_that_was_never_there_are_named_and_nothing_here_can_be_called(
     hosts: fleet.Hosts, tmp_path: Path
 ) -> None:
@@ -251,6 +251,7 @@ DOES = {  # what a host does that was asked to measure; what becomes of it
 }
 
 
+@pytest.mark.long
 def test_what_a_host_sends_is_never_run_and_never_without_end(hosts: fleet.Hosts, tmp_path: Path) -> None:
     evil = []
     for number, (does, _) in enumerate(DOES.values()):

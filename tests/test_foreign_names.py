@@ -143,7 +143,7 @@ def executed(folder: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_notebook_13_shows_hostile_machines_and_has_the_tags_of_harmless_ones(tmp_path, monkeypatch):
     records = journal.read(REFERENCE / f"{STUDY}.jsonl")
     kept = [record for record in records if isinstance(record, Fact) and record.what != "machine"]

@@ -99,7 +99,7 @@ def scanned(source, candidate, text):
     return Scanned("mini", "F16", "Q4_0", measured.series)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_random_weights_hold_nothing_fragile_although_damage_per_byte_differs(tmp_path, text):
     source = synthetic.write(registry.spec(HYBRID, "mini"), "F16", tmp_path / "random.F16.gguf", seed=1)
     found = scanned(source, quantized(source, tmp_path), text)
@@ -123,7 +123,7 @@ def plant(path, kind, feeding):
         values.flush()
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_a_planted_fragile_class_is_found_and_nothing_else(tmp_path, text):
     source = synthetic.write(registry.spec(ATTENTION, "mini"), "F16", tmp_path / "planted.F16.gguf", seed=2)
     plant(source, "ffn_down", "ffn_up")
@@ -144,6 +144,7 @@ def test_where_nothing_was_scanned_tables_have_columns_and_no_lines():
         assert columns <= set(table)
 
 
+@pytest.mark.long
 def test_the_command_scans_files_that_no_plan_knows(tmp_path, text, monkeypatch):
     monkeypatch.setattr(machine, "performance_cores", lambda: 1)  # tests run beside one another
     source = mini_file(ATTENTION)

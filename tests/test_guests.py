@@ -107,6 +107,7 @@ PAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_machines_of_one_chip_have_names_of_their_own_and_the_tracked_one_keeps_its_name(measured):
     twice = [guest(ZEN5, os="Linux 6.99.1"), guest(ZEN5, os="Linux 6.99.2")]
     visited(measured, *twice, guest(H200, os="Linux 6.99.3"), study="03-batch-scaling")
@@ -133,7 +134,7 @@ def test_a_repeat_of_a_row_stands_in_its_place_on_a_guest_s_frame(measured):
     assert set(rates["n"]) <= set(range(1, 10))
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("page", "source"), PAGES)
 def test_every_page_bears_guests_of_every_study_twice_and_of_the_reference_s_own_chips(
@@ -143,7 +144,7 @@ def test_every_page_bears_guests_of_every_study_twice_and_of_the_reference_s_own
     executed(page, source=source)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("study", "page", "source", "machine"),

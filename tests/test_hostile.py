@@ -11,6 +11,7 @@ import pytest
 N, GATED = 220, 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(110)
 def test_every_mutant_ends_in_a_finding_or_a_right_answer_within_limits(tmp_path: Path):
     command = [sys.executable, hostile.__file__, str(tmp_path), str(N), str(GATED)]

@@ -160,6 +160,7 @@ def only_one_page_reads(package: dict[str, str], tools: list[str], pages: list[s
     return {name for name in public if sum(name in page for page in by_page) < 2}
 
 
+@pytest.mark.long
 def test_what_one_page_alone_computes_stands_in_its_cells():
     package = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
     tools = [path.read_text(encoding="utf-8") for path in (paths.ROOT / "tools").rglob("*.py")]
@@ -253,6 +254,7 @@ def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what
     assert not absent & set(found)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not list what a process maps")
 @pytest.mark.parametrize(
     "code",

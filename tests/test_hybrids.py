@@ -83,6 +83,7 @@ def generator():
         pytest.skip(f"the generator cannot be built here: {error.why}")
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "how", [{}, {"dtype": "Q8_0"}, {"shape": "three layers"}, {"shape": "plain"}, {"planted": True}]

@@ -98,6 +98,7 @@ def swept(tmp_path_factory):
     return planned, older(records, whole)
 
 
+@pytest.mark.long
 def test_a_sweep_finds_all_rows_after_an_update_of_python_and_the_system_and_a_rebuilt_engine(
     swept, tmp_path, monkeypatch
 ):

@@ -162,6 +162,7 @@ def test_a_damaged_matrix_is_refused(small, spoil, message):
 # ---------------------------------------------------------------- what it does to a quantized file
 
 
+@pytest.mark.long
 def test_a_matrix_lowers_the_error_it_weighs_and_is_named_in_the_file(computed, tmp_path):
     (source, matrix, _), made_by = computed, Recipe("Q4_K_M")
     plain = quantizing.quantize(source, tmp_path / "plain.gguf", made_by)
@@ -213,6 +214,7 @@ def test_a_text_that_does_not_do_is_named_with_its_mend(tmp_path, content, messa
     assert [found for found in tmp_path.iterdir() if found != path] == []
 
 
+@pytest.mark.long
 def test_a_model_that_hangs_the_engine_is_given_up(without_rope, text, tmp_path):
     with pytest.raises(StudyError, match="no sign of life for 3 s") as stopped:
         quantizing.compute_imatrix(without_rope, text, tmp_path / "out.gguf", chunk=CHUNK, silence_s=3)

@@ -18,7 +18,7 @@ from plamo_study.read import recording
 from plamo_study.show import theme
 from plamo_study.show.tables import Table
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.whole
 
 NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks

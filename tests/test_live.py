@@ -42,6 +42,7 @@ def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "says"), [(OF_A_STUDY, "5 processes"), (INTERRUPTED, "kept")])
 def test_a_display_in_place_leaves_one_line_where_nbconvert_executes_it(code, says, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(paths.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
@@ -89,7 +90,7 @@ quantizing.quantize = interrupted
 """
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(root, tmp_path):
     for name in ("data", "ipython"):
@@ -125,7 +126,7 @@ def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(r
     assert page.read_text() != early
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(root):
     given = [str(root / f"私の モデル/{name}.gguf") for name in ("good", "bad")]
@@ -160,7 +161,7 @@ def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(
     assert not runs.unfinished(nbformat.read(root / "reports/your-machine.ipynb", as_version=4))
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_papermill_exits_with_one_where_nothing_or_not_every_file_could_be_measured_in_time(root, tmp_path):
     good = str(root / "私の モデル/good.gguf")

@@ -359,6 +359,7 @@ def planned(blocks=2, extra_blocks=1):
     return replace(small_plan((mini("prefill", n_prompt=16),), blocks=blocks), extra_blocks=extra_blocks)
 
 
+@pytest.mark.long
 def test_a_row_beside_planted_heat_is_marked_and_measured_again_once_the_machine_is_cool(
     heat, tmp_path, monkeypatch, capsys
 ):
@@ -382,6 +383,7 @@ def test_a_row_beside_planted_heat_is_marked_and_measured_again_once_the_machine
     assert list(table["disturbed_by"][table["disturbed"]]) == [watch.HEAT]
 
 
+@pytest.mark.long
 def test_a_machine_that_every_row_heats_cools_down_before_the_next_one(heat, tmp_path, monkeypatch):
     cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
     asked, usual, events = replace(planned(extra_blocks=0), cells=cells), bench.work, []
@@ -397,6 +399,7 @@ def test_a_machine_that_every_row_heats_cools_down_before_the_next_one(heat, tmp
     assert sum(event.cools_s > 0 for event in events) == len(timed) - 1
 
 
+@pytest.mark.long
 def test_a_cooldown_of_a_mac_ends_at_its_limit_and_what_is_measured_then_is_marked(mac, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # whatever else runs here
     monkeypatch.setattr(watch, "calm", lambda: True)

@@ -40,6 +40,7 @@ def file(tmp_path):
     return shutil.copy(mini_file(MODELS[0]), tmp_path / "my files" / "モデル.gguf")
 
 
+@pytest.mark.long
 def test_a_file_is_measured_with_verdicts_and_never_twice(file, tmp_path):
     asked = ("measure", file, *SMALL, "-s", "1,2", "--json", "--journal", tmp_path / "rows.jsonl")
     first = run(*asked, folder=tmp_path)
@@ -58,6 +59,7 @@ def test_a_file_is_measured_with_verdicts_and_never_twice(file, tmp_path):
     assert shown.count("valid") == 3
 
 
+@pytest.mark.long
 def test_a_row_that_was_computed_wrong_is_called_so(file, tmp_path):
     asked = ("measure", file, *SMALL, "--journal", tmp_path / "rows.jsonl")
     assert run(*asked, folder=tmp_path).returncode == 0
@@ -123,6 +125,7 @@ def test_a_mend_of_the_instrument_alone_is_a_command_that_it_has(tmp_path):
     assert "mend: install the study beside this, then plamo-study models convert" in told
 
 
+@pytest.mark.long
 def test_rates_are_tokens_over_the_median_time_of_each_process(file, tmp_path):
     planned = of_files.plan(sweep(files=str(file), n_prompt="16", n_gen="4", n_seq="1,2", n_depth="8"))
     assert [type(cell) for cell in planned.cells] == [Prefill, Decode, Decode]
@@ -135,6 +138,7 @@ def test_rates_are_tokens_over_the_median_time_of_each_process(file, tmp_path):
     assert by["decode", 2].rate.value == pytest.approx(2e9 / middle)
 
 
+@pytest.mark.long
 def test_installed_without_the_repository_it_keeps_what_it_remembers_in_the_cache_folder(file, tmp_path):
     shutil.copytree(paths.ROOT / "src/llama_meter", tmp_path / "installed/llama_meter")
     shutil.copy(paths.DATA / "models.toml", tmp_path / "installed/llama_meter")  # as a wheel does

@@ -109,6 +109,7 @@ def rows():
     return [record for records in found for record in records if isinstance(record, Row)]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(300)
 def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_time(night, capfd):
     found, given_files = night
@@ -163,6 +164,7 @@ def plan_files(plan):
     return dict.fromkeys(file for cell in plan.cells for file in cell.files)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures_it(night, capfd):
     _, given_files = night
@@ -176,6 +178,7 @@ def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures
         assert [word for word in shlex.split(command) if word.endswith(".gguf")] == given_files
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", [1, 40, 150])
 def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing_twice(night, monkeypatch, after):
@@ -208,6 +211,7 @@ def planned(name, scale, dtype):
     return fact | known | {"sha256": content_id([name, dtype])}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("of_files", [False, True], ids=["shape", "files"])
 @pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry", "03-batch-scaling", "04-quantization"])
@@ -236,6 +240,7 @@ def rows_or_why(study, minutes, chosen):
     return (found.rows, "") if len(found.rows) else (None, found.lacks)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("minutes", [1, 2, 3, 4, 6, 9])
 @pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry"])

@@ -127,6 +127,7 @@ display(data, metadata={{"plamo_study_vegalite": spec}}, raw=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("y", "passes"), [(2.5, True), (2.5000001, True), (2.51, False)])
 def test_a_chart_whose_data_drifts_is_seen_though_its_words_stay(y, passes, tmp_path):
     """nbval looks at no metadata, where a chart's data stand."""

@@ -152,7 +152,7 @@ def grid():
     return pd.DataFrame(rows)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_no_planted_amplitude_ends_otherwise_than_predicted_or_changes_a_logit_below_its_limit(grid):
     found = study.planted(grid, FACTS | {"here": {"architecture": machine.facts()["architecture"]}})
     assert found["agrees"].all(), found[~found["agrees"]]
@@ -197,7 +197,7 @@ def test_finite_logits_far_from_those_before_are_wrong_and_count_as_what_was_for
     assert not study.planted(pd.DataFrame([row]), facts)["agrees"].all(), "foretold to fail, and did not"
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_a_file_without_rotation_never_returns_on_the_cpu():
     cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
     outcome = work(Job(cell=cell, path=str(mini_file())), 4, workload=plan_ranges.WORKLOAD)

@@ -57,6 +57,7 @@ def engine(files):
     return computed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_engine_agrees_at_every_position_after_one_token_and_in_decode(arch, dtype, files, engine):

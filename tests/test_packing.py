@@ -70,6 +70,7 @@ def filed(machine, folder):
     return {row.key: row for row in found if row.machine == machine}
 
 
+@pytest.mark.long
 def test_a_machine_s_rows_come_out_as_they_went_in_and_are_filed_once(text, machine, measured):
     before = {row.key: packs._nameless(row) for row in filed(machine, REFERENCE).values()}
     assert packs.add(gzip.compress(text), STUDIES)[1] == len(before)
@@ -370,6 +371,7 @@ def test_a_machine_s_rows_are_removed_and_nobody_else_s(text, machine, measured)
     assert {path: path.read_bytes() for path in (measured / "reference").iterdir()} == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1 << 18, 3 << 20], ids=["many rows", "large rows"])
 def test_a_small_pack_cannot_take_much_memory(text, measured, size):
     """Its lines become very many objects, in a row whose checksum is right."""

@@ -66,6 +66,7 @@ NEIGHBOURS = {  # way -> verdict, what it says of why
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("way", "expected"), NEIGHBOURS.items())
 def test_servers_that_are_right_wrong_or_neither_are_told_apart(way, expected, stands_in, monkeypatch):
     monkeypatch.setattr(right, "ROUNDS", 3)

@@ -77,6 +77,7 @@ sys.exit(pytest.main(["-o", "addopts=-p early", "-m", "case", "--collect-only", 
 """
 
 
+@pytest.mark.long
 def test_each_of_the_sixteen_cases_has_a_test_and_another_of_its_kind():
     files = [path for path in (paths.ROOT / "tests").glob("test_*.py") if "mark.case(" in path.read_text()]
     done = subprocess.run([sys.executable, "-c", COUNTED, *files], cwd=paths.ROOT, capture_output=True, text=True)

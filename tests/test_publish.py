@@ -52,6 +52,7 @@ def site(executed, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
 def test_charts_are_drawn_offline_without_complaint_and_fit_the_window(site, browser, width, scheme):
     with Visit(browser, site / "article.html", width, scheme) as visit:
@@ -112,6 +113,7 @@ CROWDED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drawn", CROWDED.values(), ids=CROWDED)
 def test_no_text_of_a_crowded_chart_is_cut_on_a_telephone_or_runs_into_another(drawn, tmp_path, browser):
     spec = drawn.properties(title=LONG * 3, description="Crowded.").to_dict() | theme.theme()
@@ -646,6 +648,7 @@ def pixels(browser, picture):
     return digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("description", ["", "  \n"])
 def test_a_chart_without_words_is_refused(description):
     with pytest.raises(StudyError, match="chart without a description"):

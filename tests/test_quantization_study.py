@@ -232,6 +232,7 @@ def test_an_offset_that_cuda_adds_before_rounding_is_allowed_for_there_alone():
         assert tolerance.part_tolerance(cell, backend) == tolerance.LOOSEST_PART
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [*((HYBRID, dtype) for dtype in ("Q6_K", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")), (ATTENTION, "Q4_K_M")],

@@ -100,6 +100,7 @@ def refused(message, source, out, made_by=Recipe("Q4_0")):  # noqa: B008 # it is
 # ---------------------------------------------------------------- the dry run
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("model", "name"), WRITTEN)
 def test_the_plan_is_what_the_quantizer_writes(folder, model, name):
     source, out, blind = mini_file(model), folder / f"{model}.{name}.gguf", is_blind(RECIPES[name])
@@ -112,6 +113,7 @@ def test_the_plan_is_what_the_quantizer_writes(folder, model, name):
     assert tensors.metadata(out)["general.file_type"] == FILE_TYPES[RECIPES[name].file_type][0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_imatrix", [False, True])
 @pytest.mark.parametrize("spec", SHAPES, ids=lambda spec: spec.name)
 def test_the_plan_is_the_quantizers_own_dry_run_on_every_full_shape(tmp_path, monkeypatch, spec, with_imatrix):
@@ -152,7 +154,7 @@ def test_rows_that_fit_no_block_fall_back_as_the_quantizer_does(tmp_path, ffn, t
     assert ("F16" in found["ffn_down"].types_after) is (ffn == 48)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [*(n for n in FILE_TYPES if n not in FLOATS), "Q8_0-ffn_up-MXFP4"])
 def test_what_the_quantizer_writes_computes_as_the_oracle_says_in_every_type(folder, name):
     source, out = mini_file(HYBRID), folder / f"{HYBRID}.{name}.gguf"

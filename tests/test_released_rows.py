@@ -21,7 +21,7 @@ from plamo_study.plans import registry
 from plamo_study.read import recording
 from plamo_study.show import theme
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.whole
 
 RELEASED = {"scale": "weights", "synthetic": False, "assumptions": [], "findings": []}
 

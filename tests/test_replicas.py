@@ -88,6 +88,7 @@ def test_prompts_that_share_a_call_are_mixed_up_in_one_process_and_not_in_replic
     assert apart.valid
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [2, STEPS, 20 * STEPS])
 def test_a_killed_replica_takes_its_own_requests_and_no_others(steps):
     measured = run(replicas(2, 2, killed=1, n_gen=steps))
@@ -99,6 +100,7 @@ def test_a_killed_replica_takes_its_own_requests_and_no_others(steps):
     assert measured.checks["finished"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux counts shares of pages")
 def test_mapped_weights_are_in_memory_once_private_and_repacked_ones_once_a_process():
     files.make_models(replace(plan.replicas("mini"), gates=()))
@@ -151,6 +153,7 @@ def test_an_arrangement_is_judged_by_what_others_took_and_not_by_its_own_waiting
 SMALL = Plan("replicas", "mini", (replicas(2, 1, n_gen=200),), (), None, ROWS, 0, 60.0, workload=WORKLOAD)
 
 
+@pytest.mark.whole
 def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path):
     path, moments, killed = tmp_path / "j.jsonl", random.Random(7), 0
     seen: dict[str, Row] = {}

@@ -220,6 +220,7 @@ def sweeping(planned, path):
     return pid
 
 
+@pytest.mark.long
 def test_nothing_is_lost_or_doubled_when_the_runner_is_killed_at_random_moments(tmp_path):
     bench._asked("")  # or most runners would be killed while they ask which engine this is
     path, moments, planned = tmp_path / "j.jsonl", random.Random(7), small_plan(small_plan().cells[1:3], blocks=2)

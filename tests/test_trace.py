@@ -241,6 +241,7 @@ def test_the_command_writes_a_trace_and_prints_shares_and_overhead(tmp_path):
     assert str(tmp_path) not in json.dumps(trace)
 
 
+@pytest.mark.long
 def test_what_cannot_be_recorded_or_written_is_one_clear_message_before_anything_runs(tmp_path):
     refused = {("gpt", "mini", "", 8, 1): "model 'gpt'", ("nowhere.gguf", "mini", "", 8, 1): "nowhere.gguf",
                (HYBRID, "mini", "Q99", 8, 1): "type 'Q99'", (HYBRID, "mini", "", 0, 1): "has a prompt",

@@ -123,6 +123,7 @@ def test_a_worker_beside_a_busy_process_is_marked(busy_core):
     assert watch.disturbed([row]) == {"k"}
 
 
+@pytest.mark.long
 def test_a_worker_kept_from_computing_is_starved_and_gets_more_time_than_its_limit(busy_core, monkeypatch):
     monkeypatch.setattr(process, "MOST_LIMITS", 2)
     outcome = run(mini("decode", n_gen=30_000, n_threads=2), limit_s=LIMIT_S)
@@ -131,6 +132,7 @@ def test_a_worker_kept_from_computing_is_starved_and_gets_more_time_than_its_lim
     assert outcome.elapsed_ns > 1.9 * LIMIT_S * SECOND
 
 
+@pytest.mark.long
 def test_a_hang_beside_a_busy_process_is_a_hang(busy_core, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "MOST_LIMITS", 20)  # tests run on this core as well
     path = synthetic.write(registry.spec(HYBRID, "mini"), "F16", tmp_path / "array.gguf", head_count_array=True)

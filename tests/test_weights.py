@@ -26,6 +26,7 @@ def models(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
 
 
+@pytest.mark.long
 def test_a_released_repository_becomes_rows_that_say_so(tmp_path):
     folder = released.write_released(MINI, tmp_path / "released", shards=2)
     convert.convert(folder, plan.model_file(CELL), "BF16")

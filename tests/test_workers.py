@@ -30,6 +30,7 @@ def without_rope(tmp_path_factory):
     return synthetic.write(registry.spec(HYBRID, "mini"), "F16", path, head_count_array=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 @pytest.mark.parametrize(("workload", "n_seq", "steps"), [("prefill", 1, {}), ("decode", 3, {"n_gen": 8})])
 def test_a_right_computation_is_valid_counts_its_tokens_and_its_own_memory(model, n_seq, workload, steps):
@@ -59,6 +60,7 @@ def test_an_assertion_is_an_abort_with_its_text_and_without_the_folder_of_the_bu
     assert not any("/llama.cpp/" in line for line in found.failure.log_tail)
 
 
+@pytest.mark.whole
 def test_a_lost_rope_hangs_the_cpu_and_becomes_a_row(without_rope, monkeypatch):
     monkeypatch.setattr(process, "MOST_LIMITS", 20)  # other programs run on this core as well
     found = outcome(mini("prefill"), without_rope, limit_s=4.0)
