@@ -102,8 +102,9 @@ def measured(tmp_path, monkeypatch):
 H200, ZEN5 = "d49900bc784c2342", "dbd2b3acfeaa796f"
 CHIPS = [{"os": "Linux 6.99.1"}, {"os": "Linux 7.1", "chip": "Invented M0", "board": "Invented board"}]
 PAGES = [
-    ("01-phase-asymmetry", "recorded"), ("03-batch-scaling", "recorded"), ("06-chunked-prefill", "recorded"),
-    ("08-speculative", "recorded"), ("13-machines", "live"), ("15-hybrids", "recorded"), ("17-builds", "recorded"),
+    ("01-phase-asymmetry", "recorded"), ("03-batch-scaling", "recorded"), ("05-context-length", "recorded"),
+    ("06-chunked-prefill", "recorded"), ("08-speculative", "recorded"), ("13-machines", "live"),
+    ("15-hybrids", "recorded"), ("17-builds", "recorded"),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ TILE = 4  # columns that the matrix kernels process together
 BEST, REFERENCE = "Q4_0", "F16"
 Said = tuple[str, str]  # in English and in Japanese
 LANGUAGES = ("en", "ja")
+HOSTS = 2  # that ran the engine with the window and without
 WINDOW = 2048  # tokens that plamo-2-1b's attention looks back, by its published configuration
 
 
@@ -77,7 +78,7 @@ def shared_calls(build: str) -> tuple[str, str, str]:
 
 
 def cliff() -> Said:
-    """The cost of a product's fifth column, as a sequence and as a token of a draft, and where it was seen."""
+    """The cost of a product's fifth and ninth column, as a sequence and as a token of a draft, and where it was seen."""
     page, drafts = "03-batch-scaling", "08-speculative"
     (eight, nine) = collected.quoted(
         known(), page, rf"^{MODELS[0]}.*: 8 write (\S+) tokens a second, and 9 write (\S+)\.$"
@@ -89,20 +90,24 @@ def cliff() -> Said:
     here = everywhere.answer.eq("yes")
     open_on = dict.fromkeys(of.split(", ")[0] for of in everywhere["of"][~here])
     _while(here.sum() == 1 and everywhere.answer[~here].eq("inconclusive").all(), "cliff")
-    of_calls = _asked(drafts, "fifth token make a call")
-    _while(of_calls.answer.eq("yes").all(), "cliff")
+    beside = _asked(drafts, "same blocks, does the fifth column").set_index("of")
+    more = _asked(drafts, "same blocks, does the ninth column", f"^{MODELS[0]}.*sequences$")
+    _while(beside.answer.eq("yes").all() and more.answer.eq("yes").all(), "cliff")
+    draft, step = (beside.value[beside.index.str.endswith(end)].iloc[0] for end in ("a draft", "sequences"))
     english = (
-        f"**On one CPU the ninth user costs everyone.** Eight sequences write {float(eight):.0f} tokens a second on "
+        f"**On two CPUs the ninth user costs everyone.** Eight sequences write {float(eight):.0f} tokens a second on "
         f"{_named(page)}, and nine write {float(nine):.0f} ({_machine(page)}). The fifth sequence makes a step "
-        f"{fifth.value.iloc[0]:.1f} times as long there, and the fifth token of a call that checks a draft "
-        f"{of_calls.value.iloc[0]:.1f} times ({_machine(drafts)}). By their source the kernels of these CPUs take {TILE} "
+        f"{fifth.value.iloc[0]:.1f} times as long there. On another host the fifth makes it {step:.1f} times as long, the "
+        f"ninth {more.value.iloc[0]:.1f} times, and the fifth token of a call that checks a draft {draft:.1f} times, all in "
+        f"the same blocks ({_machine(drafts)}). By their source the kernels of these CPUs take {TILE} "
         f"columns together, so a draft of {TILE - 1} fits in one pass over the weights and one of {TILE} does not; whether it "
         f"pays is another question. On {' and '.join(open_on)} too few pairs leave it open what the ninth costs."
     )
     japanese = (
-        f"**ある CPU では、9 人目が来ると全員が遅くなります。** {_named(page)} は 8 系列なら毎秒 {float(eight):.0f} トークンを書きますが、9 系列では "
-        f"{float(nine):.0f} トークンです({_machine(page)})。同じマシンでは 5 系列目で 1 ステップが {fifth.value.iloc[0]:.1f} 倍、"
-        f"ドラフトを検証する呼び出しは 5 トークン目で {of_calls.value.iloc[0]:.1f} 倍かかります({_machine(drafts)})。"
+        f"**二つの CPU で、9 人目が来ると全員が遅くなりました。** {_named(page)} は 8 系列なら毎秒 {float(eight):.0f} トークンを書きますが、9 系列では "
+        f"{float(nine):.0f} トークンです({_machine(page)})。同じマシンでは 5 系列目で 1 ステップが {fifth.value.iloc[0]:.1f} 倍になります。"
+        f"別のマシンで同じブロックの中で測ると、5 系列目で {step:.1f} 倍、9 系列目で {more.value.iloc[0]:.1f} 倍、"
+        f"ドラフトを検証する呼び出しは 5 トークン目で {draft:.1f} 倍でした({_machine(drafts)})。"
         f"ソースによれば、これらの CPU の行列カーネルは {TILE} 列ずつ処理します。{TILE - 1} トークンのドラフトは重みを一度読むだけで検証できますが、"
         f"{TILE} トークンでは二度になります。ドラフト自体が得になるかどうかは別の問題です。"
         f"{' と '.join(open_on)} では測定した組が少なく、9 人目の影響はまだ分かりません。"
@@ -135,30 +140,29 @@ def asymmetry() -> Said:
 
 
 def window() -> Said:
-    """The effect of the window that llama.cpp leaves out, on the one host that ran both builds."""
-    page, ms = "05-context-length", r"(\S+) ms with the window and (\S+) without"
-    line = (
-        rf"^{MODELS[0]}\S*, on one host \((.*?)\), reading in parts of (\d+) tokens: after (\S+) tokens .* takes {ms}"
+    """The effect of the window that llama.cpp leaves out, on the two hosts that ran both builds."""
+    page = "05-context-length"
+    asked = _asked(page, "window save a tenth", f"^{MODELS[0]}.*prefill")
+    _while(len(asked) == HOSTS and asked.answer.eq("yes").all(), "window")
+    english, japanese, first, deep = [], [], [], ""
+    for part in asked["of"].str.extract(r"parts of (\d+)")[0].sort_values(key=lambda parts: -parts.astype(int)):
+        line = rf"^{MODELS[0]}\S* on (.*?), parts of {part}, reading: after (\S+) tokens .* takes (\S+) ms with the "
+        where, deep, inside, without, pairs, depths = collected.quoted(
+            known(), page, line + r"window and (\S+) without, .* \((\d+) pairs\)\. .* depths: (.*)\.$"
+        )
+        _while(depths != "none", "window")
+        english.append(f"{inside} ms instead of {without} ({where}; {pairs} pairs, prompts in parts of {part})")
+        japanese.append(f"{where} では {without} ms から {inside} ms({pairs} 組、プロンプトは {part} トークンずつ)")
+        first.append(depths.split(", ")[0])
+    tokens = f"{WINDOW:,}"
+    return (
+        f"**llama.cpp leaves out {MODELS[0]}'s attention window, which made it slow on long contexts on both hosts that "
+        f"we tried.** We built the {tokens} tokens in (plamo-2-translate: 32,768). At {deep}, reading one more then takes "
+        f"{' and '.join(english)}. It helps from {first[0]} tokens on the first, and from {first[1]} on the second.",
+        f"**llama.cpp は {MODELS[0]} の注意窓を実装していません。試した二台とも、そのために長い文脈で遅くなりました。** "
+        f"公開設定の {tokens} トークン(plamo-2-translate は 32,768)の窓を入れると、{deep} トークン目で 1 トークンを読む時間は、"
+        f"{'、'.join(japanese)}になりました。効果はそれぞれ {first[0]} トークン、{first[1]} トークンから現れます。",
     )
-    where, part, deep, inside, without, pairs, depths = collected.quoted(
-        known(), page, line + r", .* \((\d+) pairs\)\. .* depths: (.*)\.$"
-    )
-    saved = _asked(page, "window save a tenth", f"^{MODELS[0]}.*prefill")
-    _while(saved.answer.eq("yes").all() and depths != "none", "window")
-    first, tokens = depths.split(", ")[0], f"{WINDOW:,}"
-    english = (
-        f"**llama.cpp leaves out {MODELS[0]}'s attention window, which made it slow on long contexts where we tried "
-        f"both.** We built the {tokens} tokens in (plamo-2-translate: 32,768): at {deep}, one more takes {inside} ms to "
-        f"read instead of {without} ({where}; one host, {pairs} pairs, prompts in parts of {part}). There it helps from "
-        f"{first} tokens on."
-    )
-    japanese = (
-        f"**llama.cpp は {MODELS[0]} の注意窓を実装していません。試したマシンでは、そのために長い文脈で遅くなりました。** "
-        f"公開設定の {tokens} トークン(plamo-2-translate は 32,768)の窓を入れると、{deep} トークン目では 1 トークンを読む時間が "
-        f"{without} ms から {inside} ms になりました({where}、1 台、{pairs} 組、プロンプトは {part} トークンずつ)。"
-        f"このマシンでの効果は {first} トークンから現れます。"
-    )
-    return english, japanese
 
 
 def bits() -> Said:
