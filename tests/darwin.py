@@ -139,6 +139,12 @@ def become():
         delattr(where, name) if what is LACKING else setattr(where, name, what)
 
 
+def forget():
+    """Let what a Mac keeps of its system be asked again."""
+    machine.efficiency_cores.cache_clear()
+    machine._cores_of_a_mac.cache_clear()
+
+
 class Mac:
     """The Mac of one test."""
 
@@ -155,6 +161,7 @@ class Mac:
         program.write_text(PROGRAM)
         program.chmod(0o755)
         (self.folder / "answers" / f"{name} {arguments}").write_text(answer + "\n")
+        forget()
 
 
 @pytest.fixture
@@ -171,6 +178,5 @@ def mac(tmp_path, monkeypatch):
         else:
             monkeypatch.setattr(where, name, what)
     monkeypatch.setattr(machine, "STATE_S", 60.0)  # beside other programs a shell that prints a line may take seconds
-    machine.efficiency_cores.cache_clear()
     yield found
-    machine.efficiency_cores.cache_clear()
+    forget()

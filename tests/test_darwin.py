@@ -173,7 +173,6 @@ def test_an_efficiency_core_that_others_keep_busy_weighs_a_third_and_on_an_ultra
     on_performance_cores = msgspec.structs.replace(found, others_slow_ns=0)
     assert watch.others(Conditions(timed=on_performance_cores)) > watch.OTHERS_LIMIT
     mac.say("ioreg -r -d 1 -k cluster-type", "")
-    machine.efficiency_cores.cache_clear()
     assert machine.slow_cpus() == frozenset(), "where nobody says, all weigh the same"
 
 

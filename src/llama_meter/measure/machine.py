@@ -54,10 +54,15 @@ def performance_cores() -> int:
     On Linux its affinity mask and the CPU quotas of its control groups limit them, and threads of one core count once.
     """
     if not hasattr(os, "sched_getaffinity"):
-        return _integer(_output("sysctl", "-n", "hw.perflevel0.physicalcpu")) or os.cpu_count() or 1
+        return _cores_of_a_mac() or os.cpu_count() or 1
     allowed, quota = os.sched_getaffinity(0), system.quota()
     usable = min(system.cores(allowed), _physical_cores() or len(allowed))
     return max(min(usable, usable if quota is None else int(quota)), 1)
+
+
+@cache  # it takes milliseconds, and a forecast asks for every cell of a plan
+def _cores_of_a_mac() -> int | None:
+    return _integer(_output("sysctl", "-n", "hw.perflevel0.physicalcpu"))
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:
