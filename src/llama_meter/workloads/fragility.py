@@ -173,9 +173,9 @@ def _protect(under_way: Scan, chunks: np.ndarray, expected: list[np.ndarray]) ->
 
 def _order(under_way: Scan) -> list[str]:
     """Classes by damage avoided per byte, in the order that the first group of chunks gives."""
-    frontier = [name.split(" ", 2) for name in under_way.series if name.startswith("frontier ")]
-    if frontier:
-        return [point for _, _, point in sorted(frontier, key=lambda words: int(words[1]))]
+    steps = [name.split(" ", 2) for name in under_way.series if name.startswith("frontier ")]
+    if steps:
+        return [point for _, _, point in sorted(steps, key=lambda words: int(words[1]))]
     before = float(np.mean(under_way.series[ALL]))
 
     def worth(point: str) -> float:

@@ -1,4 +1,6 @@
-"""What a row's requests measured: one definition of each metric, and one function a kind of work for `measurements`.
+"""What requests measured: one definition of each metric, and one function a kind of work for `measurements`.
+
+Processes without requests, such as steps, prompts and ceilings, stand in `measurements._measured`.
 
 ttft
     Time to first token: from when a request arrived, or was due, to its first token.

@@ -308,15 +308,15 @@ def _cells(group: pd.DataFrame) -> str:
 
 
 def guessed(guess: float, measured: Estimate | pd.DataFrame) -> Markdown:
-    """The reader's guess of a factor beside the measured one."""
+    """A guess of a factor, the parameter's, beside the measured one."""
     if isinstance(measured, pd.DataFrame):
         if measured.empty:
-            return Markdown("*What you guessed was not measured here.*")
+            return Markdown("*What was guessed was not measured here.*")
         measured = measured["estimate"].iloc[0]
     if not 0 < guess < math.inf:
         raise StudyError(f"guess {guess:g}", "is no number of times", "-p guess 10")
     off = max(guess / measured.value, measured.value / guess)
     return Markdown(
-        f"Your guess was a factor of **{guess:g}**; measured: **{measured:.1f}**. "
-        f"You were off by a factor of {off:.1f}."
+        f"The guess: a factor of **{guess:g}** (`-p guess` makes it yours). Measured: **{measured:.1f}**. "
+        f"Off by a factor of {off:.1f}."
     )
