@@ -97,9 +97,9 @@ def cliff() -> Said:
     english = (
         f"**On two CPUs the ninth user costs everyone.** Eight sequences write {float(eight):.0f} tokens a second on "
         f"{_named(page)}, and nine write {float(nine):.0f} ({_machine(page)}). The fifth sequence makes a step "
-        f"{fifth.value.iloc[0]:.1f} times as long there. On another host the fifth makes it {step:.1f} times as long, the "
-        f"ninth {more.value.iloc[0]:.1f} times, and the fifth token of a call that checks a draft {draft:.1f} times, all in "
-        f"the same blocks ({_machine(drafts)}). By their source the kernels of these CPUs take {TILE} "
+        f"{fifth.value.iloc[0]:.1f} times as long there. On another host, measured side by side, the fifth sequence makes a "
+        f"step {step:.1f} times as long, the ninth {more.value.iloc[0]:.1f} times, and the fifth token of a draft makes "
+        f"its check {draft:.1f} times as long ({_machine(drafts)}). By their source the kernels of these CPUs take {TILE} "
         f"columns together, so a draft of {TILE - 1} fits in one pass over the weights and one of {TILE} does not; whether it "
         f"pays is another question. On {' and '.join(open_on)} too few pairs leave it open what the ninth costs."
     )
