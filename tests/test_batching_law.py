@@ -68,7 +68,7 @@ def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
     assert law.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_the_law_says(tmp_path):
     """The map's smallest abort comes in the second call; slots that left before it are asked too."""
     tests = tuple(batching_law.three_tests(test, model) for test in batching_law.TESTS for model in (HYBRID, ATTENTION))

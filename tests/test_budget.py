@@ -9,6 +9,7 @@ from plamo_study.plans import registry
 NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
 
 
+@pytest.mark.long
 def test_notebooks_share_all_the_time():
     for minutes in (1e-6, 1, 10, 1e6):
         shares = budget.of_notebooks(NAMES, "mini", minutes)

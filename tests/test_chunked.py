@@ -39,6 +39,7 @@ def test_every_token_is_evaluated_once_and_only_a_prompt_at_once_stops_the_other
     assert chunk_calls.lengths(cell) == dict.fromkeys(range(DECODING), 16 + steps) | {DECODING: PROMPT + STEPS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "formed"),
     [

@@ -262,7 +262,7 @@ def test_a_tool_beside_the_package_says_what_it_lacks(root, name, arguments, mes
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_selfcheck_reports_its_costs(root):
     done = run(root, "--json", command=tool("selfcheck"))
     assert done.returncode in (0, 1), done.stderr  # 1: too slow, which a busy machine may be
@@ -363,7 +363,7 @@ def test_released_weights_are_measured_once_and_become_a_page(root, measured):
     }
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_papermill_alone_runs_the_notebook_live_and_measures_only_what_is_missing(root, measured):
     out, path = root / "by-papermill.ipynb", root / "data/measured/local/01-phase-asymmetry.weights.jsonl"
@@ -380,7 +380,7 @@ def test_papermill_alone_runs_the_notebook_live_and_measures_only_what_is_missin
     assert sorted(found) == sorted(row["key"] for row in measured)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_a_page_that_there_is_no_time_for_is_an_error_and_shows_no_recorded_rows(root, tmp_path):
     place = tmp_path / "data/measured"
     place.mkdir(parents=True)

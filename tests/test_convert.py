@@ -103,6 +103,7 @@ def refused(source: Path, out: Path, match: str, dtype: str = "F16") -> None:
 # ---------------------------------------------------------------- there and back
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind", "shards", "dtype", "tied"),
     [
@@ -125,6 +126,7 @@ def test_a_converted_file_is_the_original(name, kind, shards, dtype, tied, files
     assert differing == {"general.description", "tokenizer.ggml.add_space_prefix"}  # the latter is llama.cpp's habit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_q8_0_is_what_gguf_makes_of_the_same_weights_and_engine_and_oracle_agree_on_f16(name, files, tmp_path):
     path = convert.convert(files.repository(name), tmp_path / "model.gguf", "Q8_0")

@@ -76,7 +76,7 @@ def test_a_tool_that_fails_is_named(tmp_path):
 # ---------------------------------------------------------------- ceilings
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, monkeypatch):
     read, matmul = plan.both_ceilings("mini")
     small = plan.change(read, n_bytes=1 << 22), plan.change(matmul, n_rows=128)

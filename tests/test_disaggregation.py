@@ -63,6 +63,7 @@ def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
     assert measured.n_bytes == states.size(shape, cell.n_prompt, cell.type_k, cell.type_v).total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "mode"), [(HYBRID, "shared"), (HYBRID, "split"), (ATTENTION, "split")])
 def test_every_request_gets_the_answer_that_it_gets_alone(model, mode):
     cell = Service(model=model, scale="mini", dtype="F16", n_prompt=32, n_gen=6, n_seq=3, n_requests=7,

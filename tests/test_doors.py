@@ -141,7 +141,7 @@ def read_only(tmp_path_factory):
     return root, dict(zip([*NO_WRITING, check[:2]], told, strict=True))
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("command", NO_WRITING, ids=[" ".join(command) for command in NO_WRITING])
 def test_a_project_that_cannot_be_written_to_is_named_with_what_mends_it(read_only, command):
     code, said = read_only[1][command]

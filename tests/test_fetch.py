@@ -437,6 +437,7 @@ ANSWERS = {  # part of a path, and what comes for it: in turn lines of a header 
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_that_no_hub_gives_is_one_message_and_leaves_nothing_that_counts(project, hub, name):
     where, answer = ANSWERS[name]

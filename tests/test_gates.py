@@ -68,6 +68,7 @@ def test_a_right_engine_is_right_in_every_part_and_every_planted_fault_is_larger
     assert set(judged.faults) == set(kinds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(faults.OF_ATTENTION | faults.OF_MAMBA))
 def test_an_engine_that_computes_otherwise_than_the_oracle_is_caught(name, seen):
     fault = (faults.OF_MAMBA | faults.OF_ATTENTION)[name]
@@ -140,6 +141,7 @@ def test_a_state_that_is_lost_between_micro_batches_is_seen(seen):
     assert worst(judged) > 2 * part_tolerance(seen.cell)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "dtype"), [(HYBRID, "F16"), (HYBRID, "Q2_K"), (ATTENTION, "Q8_0")])
 def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tmp_path):
     cell, path = mini("gate", model, dtype=dtype, **GATE), mini_file(model)

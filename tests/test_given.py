@@ -274,7 +274,7 @@ def test_types_of_given_files_are_timed_as_kernels_for_one_column_and_for_many(l
     assert {cell.n_columns == 1 for cell in products} == {True, False}
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("arch", ["llama", "jamba"])
 def test_files_of_other_architectures_are_judged_by_their_consistency_and_measured_once(arch, tmp_path):
     llama = foreign_models.write(tmp_path / f"{arch}.gguf", arch)

@@ -30,6 +30,7 @@ def is_right(name, answer):
     return max(answer.error.values()) <= tolerance(name, answer.rounding)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_attention_answers_every_question_rightly_and_a_planted_fault_shows(name):
     answer, planted = asked(name, ATTENTION), asked(name, ATTENTION, planted=True)

@@ -217,7 +217,7 @@ def usual_cache(row):
     return few and (row.flash_attn, row.type_k) == ("on", "f16")
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_chunks_and_caches_of_an_invented_mac_are_scored_by_the_forecasts(mac):
     by_kernel = dict(zip(chunked.GPU_SIZES, gpu.by_kernel(chunked.GPU_SIZES)["ms"], strict=True))
     for chunk, cached, tiles, bytes_alone, nearest in (

@@ -80,7 +80,7 @@ def planned(*cells, blocks):
     return replace(usual, anchor=None)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(400)
 def test_both_engines_measure_the_same_cells_in_the_same_blocks_and_a_second_call_nothing(
     weights, tmp_path, monkeypatch
@@ -111,7 +111,7 @@ def test_both_engines_measure_the_same_cells_in_the_same_blocks_and_a_second_cal
         assert line.ratio.value > 0 < line.mlx
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.timeout(400)
 def test_the_command_says_when_mlx_lm_computes_something_else(weights, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mlx_beside, "planned", lambda: planned(CELLS[1], blocks=1))

@@ -99,6 +99,7 @@ def scales(path: Path) -> int:
     return len(np.unique(matrix.data.reshape(-1, 34)[:, :2].copy().view("<f2")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind"),
     [(name, kind) for name in MINIS for kind in (values.LIFELIKE, values.DENORMAL)]

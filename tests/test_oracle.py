@@ -125,6 +125,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arch", "mutation"), [(arch, name) for name in MUTATIONS for arch in MUTATIONS[name][0]])
 def test_a_wrong_forward_pass_disagrees(arch, mutation, files, engine, monkeypatch):
     archs, place, name, replacement = MUTATIONS[mutation]

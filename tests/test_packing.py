@@ -371,7 +371,7 @@ def test_a_machine_s_rows_are_removed_and_nobody_else_s(text, machine, measured)
     assert {path: path.read_bytes() for path in (measured / "reference").iterdir()} == before
 
 
-@pytest.mark.long
+@pytest.mark.whole
 @pytest.mark.parametrize("size", [1 << 18, 3 << 20], ids=["many rows", "large rows"])
 def test_a_small_pack_cannot_take_much_memory(text, measured, size):
     """Its lines become very many objects, in a row whose checksum is right."""

@@ -31,12 +31,8 @@ PLAIN = [Recipe(name) for name in FILE_TYPES]
 EXEMPT = ("Q8_0-ssm_out-BF16", "Q4_0-ssm_out-BF16", "Q4_0-ssm_out-F16")
 BLIND = ("Q2_K_S", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS")  # without a matrix
 SLOW = (*BLIND[1:], "IQ3_M", "IQ3_S", "IQ4_XS")  # to write: seconds, the first ones a minute
-OFTEN = (  # of each kind those that the mixtures treat differently; what all of them would be, the dry runs below tell
-    "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_NL", "Q3_K_M", "Q2_K_S", "TQ2_0",
-    "Q4_0-ssm_out-BF16",
-)  # fmt: skip
 WRITTEN = [
-    pytest.param(model, name, marks=[pytest.mark.long] * (name not in OFTEN))
+    (model, name)
     for model, names in ((HYBRID, (*FILE_TYPES, *EXEMPT)), (ATTENTION, FILE_TYPES))
     for name in names
     if model == HYBRID or name not in SLOW
@@ -134,13 +130,13 @@ def test_the_plan_is_the_quantizers_own_dry_run_on_every_full_shape(tmp_path, mo
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("often", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.whole
 @pytest.mark.parametrize(("ffn", "tied"), [(64, True), (48, False)])  # a multiple of 32 but not of 256; of neither
-def test_rows_that_fit_no_block_fall_back_as_the_quantizer_does(tmp_path, ffn, tied, often):
+def test_rows_that_fit_no_block_fall_back_as_the_quantizer_does(tmp_path, ffn, tied):
     spec = replace(registry.spec(HYBRID, "mini"), ffn=ffn, tied=tied, kv_heads=1)
     source = synthetic.write(spec, "F16", tmp_path / "odd.gguf")
     mixed = Recipe("Q4_0", (("ffn_down", "Q6_K"), ("token_embd", "Q3_K")))
-    for made_by in [each for each in PLAIN if (each.file_type in OFTEN) == often] + [mixed] * often:
+    for made_by in [*PLAIN, mixed]:
         if made_by.file_type in SLOW and made_by.file_type != "IQ3_S":
             continue  # the others fall back alike
         steps = recipes.plan_sizes(source, made_by, is_blind(made_by))

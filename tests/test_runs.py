@@ -77,7 +77,7 @@ def test_a_kernel_ends_in_order_and_is_not_interrupted_after_its_last_answer(tmp
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_side(tmp_path):
     jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "a") for name in ("raises", "parameters")]
 

@@ -364,7 +364,7 @@ def fleet(**fields):
     return change(base, **usual | fields)
 
 
-@pytest.mark.long
+@pytest.mark.whole
 def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_dies_is_replaced(tmp_path):
     """A real scheduler and a real worker of it, killed while it simulates."""
     dask, distributed = (pytest.importorskip(name) for name in ("dask", "distributed"))

@@ -173,6 +173,7 @@ def test_the_makefile_keeps_to_what_gnu_make_3_81_knows():
         assert what in newer(f"{text}\n{example}\n"), example
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("asked", "built"), [([], "ON"), (["-DGGML_METAL=OFF"], "OFF"), (["-DGGML_METAL=ON"], "ON")])
 def test_metal_is_built_as_asked_though_the_bindings_turn_it_on(house, asked, built):
     """With their own CMakeLists, told that this is a Mac, on a llama.cpp of three lines."""
