@@ -142,7 +142,7 @@ def become():
 def forget():
     """Let what a Mac keeps of its system be asked again."""
     machine.efficiency_cores.cache_clear()
-    machine._cores_of_a_mac.cache_clear()
+    machine._CORES.clear()
 
 
 class Mac:

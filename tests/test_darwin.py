@@ -232,6 +232,17 @@ def test_before_a_night_a_mac_says_when_it_ends_what_its_files_take_and_what_wou
     assert live.beforehand([live.Ahead(planned, 2)]) == [], "nothing is said before what is short"
 
 
+def test_a_mac_is_asked_for_its_cores_until_it_answers_and_then_no_more(mac, monkeypatch):
+    asked = []
+    ask = machine._output
+    monkeypatch.setattr(machine, "_output", lambda *command, **how: asked.append(command) or ask(*command, **how))
+    mac.say("sysctl -n hw.perflevel0.physicalcpu", "")
+    assert machine.performance_cores() == os.cpu_count()
+    mac.say("sysctl -n hw.perflevel0.physicalcpu", "6")
+    assert [machine.at_once(2, 1) for _ in range(3)] == [3, 3, 3]
+    assert len(asked) == 2
+
+
 def test_what_is_to_be_written_stands_beside_the_room_and_a_build_that_is_missing_beside_its_command(
     mac, tmp_path, monkeypatch
 ):

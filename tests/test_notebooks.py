@@ -44,7 +44,7 @@ def code_cells(name):
 def bound(source):
     """Names that a cell binds for all cells, with whether it imports them."""
     symbols = symtable.symtable(source, "cell", "exec").get_symbols()
-    return {each.get_name(): each.is_imported() for each in symbols if each.is_assigned()}
+    return {each.get_name(): each.is_imported() for each in symbols if each.is_assigned() or each.is_imported()}
 
 
 @pytest.mark.parametrize("name", NAMES)

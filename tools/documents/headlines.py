@@ -79,7 +79,7 @@ def shared_calls(build: str) -> tuple[str, str, str]:
 
 def cliff() -> Said:
     """The cost of a product's fifth and ninth column, as a sequence and as a token of a draft, and where it was seen."""
-    page, drafts = "03-batch-scaling", "08-speculative"
+    page, drafts, side = "03-batch-scaling", "08-speculative", chips(recorded("08-columns"))
     (eight, nine) = collected.quoted(
         known(), page, rf"^{MODELS[0]}.*: 8 write (\S+) tokens a second, and 9 write (\S+)\.$"
     )
@@ -91,15 +91,15 @@ def cliff() -> Said:
     open_on = dict.fromkeys(of.split(", ")[0] for of in everywhere["of"][~here])
     _while(here.sum() == 1 and everywhere.answer[~here].eq("inconclusive").all(), "cliff")
     beside = _asked(drafts, "same blocks, does the fifth column").set_index("of")
-    more = _asked(drafts, "same blocks, does the ninth column", f"^{MODELS[0]}.*sequences$")
-    _while(beside.answer.eq("yes").all() and more.answer.eq("yes").all(), "cliff")
-    draft, step = (beside.value[beside.index.str.endswith(end)].iloc[0] for end in ("a draft", "sequences"))
+    more = _asked(drafts, "same blocks, does the ninth column", f"^{MODELS[0]}.*sequences")
+    _while(beside.answer.eq("yes").all() and more.answer.eq("yes").all() and side != _machine(page), "cliff")
+    draft, step = (beside.value[beside.index.str.contains(kind)].iloc[0] for kind in ("a draft", "sequences"))
     english = (
         f"**On two CPUs the ninth user costs everyone.** Eight sequences write {float(eight):.0f} tokens a second on "
         f"{_named(page)}, and nine write {float(nine):.0f} ({_machine(page)}). The fifth sequence makes a step "
         f"{fifth.value.iloc[0]:.1f} times as long there. On another host, measured side by side, the fifth sequence makes a "
         f"step {step:.1f} times as long, the ninth {more.value.iloc[0]:.1f} times, and the fifth token of a draft makes "
-        f"its check {draft:.1f} times as long ({_machine(drafts)}). By their source the kernels of these CPUs take {TILE} "
+        f"its check {draft:.1f} times as long ({side}). By their source the kernels of these CPUs take {TILE} "
         f"columns together, so a draft of {TILE - 1} fits in one pass over the weights and one of {TILE} does not; whether it "
         f"pays is another question. On {' and '.join(open_on)} too few pairs leave it open what the ninth costs."
     )
@@ -107,7 +107,7 @@ def cliff() -> Said:
         f"**二つの CPU で、9 人目が来ると全員が遅くなりました。** {_named(page)} は 8 系列なら毎秒 {float(eight):.0f} トークンを書きますが、9 系列では "
         f"{float(nine):.0f} トークンです({_machine(page)})。同じマシンでは 5 系列目で 1 ステップが {fifth.value.iloc[0]:.1f} 倍になります。"
         f"別のマシンで同じブロックの中で測ると、5 系列目で {step:.1f} 倍、9 系列目で {more.value.iloc[0]:.1f} 倍、"
-        f"ドラフトを検証する呼び出しは 5 トークン目で {draft:.1f} 倍でした({_machine(drafts)})。"
+        f"ドラフトを検証する呼び出しは 5 トークン目で {draft:.1f} 倍でした({side})。"
         f"ソースによれば、これらの CPU の行列カーネルは {TILE} 列ずつ処理します。{TILE - 1} トークンのドラフトは重みを一度読むだけで検証できますが、"
         f"{TILE} トークンでは二度になります。ドラフト自体が得になるかどうかは別の問題です。"
         f"{' と '.join(open_on)} では測定した組が少なく、9 人目の影響はまだ分かりません。"
@@ -141,26 +141,27 @@ def asymmetry() -> Said:
 
 def window() -> Said:
     """The effect of the window that llama.cpp leaves out, on the two hosts that ran both builds."""
-    page, english, japanese, helps, deep = "05-context-length", [], [], [], ""
+    page, english, japanese, helps, deepest = "05-context-length", [], [], [], set()
     for part in PARTS:
         line = rf"^{MODELS[0]}\S* on (.*?), parts of {part}, reading: at a depth of (\S+) .* takes (\S+) ms with the "
         where, deep, inside, without, pairs, depths = collected.quoted(
             known(), page, line + r"window and (\S+) without; .* of (\d+) pairs, .* asked: (.*)\.$"
         )
-        _while(depths != "none", "window")
+        _while(deep in depths.split(", "), "window")
         english.append(f"{inside} ms instead of {without} ({where}; {pairs} pairs, prompts in parts of {part})")
         japanese.append(f"{where} では {without} ms から {inside} ms({pairs} 組、プロンプトは {part} トークンずつ)")
         helps.append(depths.split(", "))
+        deepest.add(deep)
     saved = _asked(page, "window save a tenth", f"^{MODELS[0]}.*prefill")
-    _while(len(saved) == len(PARTS) and saved.answer.eq("yes").all(), "window")
+    _while(len(saved) == len(PARTS) and saved.answer.eq("yes").all() and len(deepest) == 1, "window")
     tokens, first = f"{WINDOW:,}", next(depth for depth in helps[0] if all(depth in others for others in helps))
     return (
         f"**llama.cpp leaves out {MODELS[0]}'s attention window, which made it slow on long contexts on both hosts that "
         f"we tried.** We built the {tokens} tokens in (plamo-2-translate: 32,768). At {deep}, reading one more then takes "
-        f"{' and '.join(english)}. On both it helps from {first} tokens on.",
+        f"{' and '.join(english)}. On both, reading gains from {first} tokens on.",
         f"**llama.cpp は {MODELS[0]} の注意窓を実装していません。試した二台とも、そのために長い文脈で遅くなりました。** "
         f"公開設定の {tokens} トークン(plamo-2-translate は 32,768)の窓を入れると、{deep} トークン目で 1 トークンを読む時間は、"
-        f"{'、'.join(japanese)}になりました。どちらでも、効果は {first} トークンから現れます。",
+        f"{'、'.join(japanese)}になりました。どちらでも、読む速さは {first} トークンから上がります。",
     )
 
 

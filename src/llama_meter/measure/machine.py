@@ -60,9 +60,13 @@ def performance_cores() -> int:
     return max(min(usable, usable if quota is None else int(quota)), 1)
 
 
-@cache  # it takes milliseconds, and a forecast asks for every cell of a plan
+_CORES: list[int] = []  # of a Mac, once it said: asking takes milliseconds, and a forecast asks for every cell
+
+
 def _cores_of_a_mac() -> int | None:
-    return _integer(_output("sysctl", "-n", "hw.perflevel0.physicalcpu"))
+    if not _CORES and (cores := _integer(_output("sysctl", "-n", "hw.perflevel0.physicalcpu"))):
+        _CORES.append(cores)
+    return next(iter(_CORES), None)
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:

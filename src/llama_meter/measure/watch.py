@@ -226,11 +226,12 @@ def others(conditions: Conditions) -> float | None:
     Taken from the timed parts where they are long against the 10 ms units of the system's counts, else from the whole
     worker. None for a row without evidence. Time on efficiency cores counts SLOW_WEIGHT: what runs there takes less.
     """
-    part = conditions.timed
-    if part is None or part.wall_ns < LONG_NS:
-        part = conditions.whole
-    taken = None if part is None else _taken(part)
-    return None if part is None or taken is None else (taken + (part.stolen_ns or 0) / part.wall_ns) / part.cpus
+    evidence = conditions.timed
+    if evidence is None or evidence.wall_ns < LONG_NS:
+        evidence = conditions.whole
+    if evidence is None or (taken := _taken(evidence)) is None:
+        return None
+    return (taken + (evidence.stolen_ns or 0) / evidence.wall_ns) / evidence.cpus
 
 
 def _taken(part: Evidence) -> float | None:
