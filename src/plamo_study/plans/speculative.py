@@ -75,11 +75,9 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 def several(scale: str, gpu: bool = False) -> Plan:
     """Every short draft with one and with several sequences, to compare drafts and batches like for like."""
     check_scale(scale)
-    models = [_base(scale, gpu, (model, scale, DTYPE[scale])) for model in MODELS]
-    short = [change(base, n_gen=base.n_gen // 2) for base in models]
     cells = [
         change(_even(base, k), n_seq=n, n_gen=base.n_gen if n < BATCHES[-1] else base.n_gen // 2)
-        for base in short
+        for base in _short(scale, gpu)
         for n in (1, *BATCHES)
         for k in DRAFTS[:USUAL]
     ]
@@ -92,9 +90,7 @@ def columns(scale: str, gpu: bool = False) -> Plan:
     """Calls that check drafts beside steps of as many sequences, in the same blocks: like for like."""
     check_scale(scale)
     cells: list[Cell] = []
-    for name in MODELS:
-        base = _base(scale, gpu, (name, scale, DTYPE[scale]))
-        base = change(base, n_gen=base.n_gen // 2)
+    for base in _short(scale, gpu):
         step = Decode(depth=DEPTH, n_gen=STEPS, n_threads=base.n_threads, n_gpu_layers=base.n_gpu_layers)
         step = on_file(change(step, policy="shared"), base.files[0])
         cells += [change(step, n_seq=n) for n in (1, *COLUMNS)] + [_even(base, n - 1) for n in COLUMNS]
@@ -157,6 +153,12 @@ def _base(scale: str, gpu: bool, file: File, sweep: Sweep = NOTHING) -> Speculat
     n_threads = threads_of(sweep)
     base = change(base, n_threads=n_threads, n_gpu_layers=-1 if gpu else 0)
     return on_file(change(base, **sweep.settings()), file)
+
+
+def _short(scale: str, gpu: bool) -> list[Speculate]:
+    """A draft of the usual length on both models, of half as many tokens."""
+    bases = [_base(scale, gpu, (model, scale, DTYPE[scale])) for model in MODELS]
+    return [change(base, n_gen=base.n_gen // 2) for base in bases]
 
 
 def _even(base: Speculate, k: int) -> Speculate:
