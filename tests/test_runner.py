@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from conftest import ATTENTION, HYBRID, mini
 from llama_meter import journal
 from llama_meter.errors import StudyError
 from llama_meter.measure import bench, durations, identity, machine, plan, process, runner, watch
+from llama_meter.measure.tasks import Tasks
 from llama_meter.rows import Conditions, Row, content_id
 from plamo_study.cli import report
 from plamo_study.live import collect
@@ -68,6 +70,19 @@ def test_blocks_are_shuffled_between_anchors_after_the_gate_and_a_second_sweep_m
     orders = [[row.cell for row in first.rows if row.block == block and not row.anchor] for block in range(3)]
     assert all(sorted(order, key=repr) == sorted(orders[0], key=repr) for order in orders)
     assert len({repr(order) for order in orders}) > 1
+
+
+def test_the_builds_of_a_cell_follow_one_another_in_an_order_of_their_own():
+    planned = small_plan()
+    asked = Tasks(replace(planned, compared=planned.cells), ["older", "newer"])
+    orders = []
+    for number in range(12):
+        block = asked.shuffled(number, planned.cells)
+        runs = [list(group) for _, group in groupby(block, key=lambda task: task.cell)]
+        assert sorted(len(run) for run in runs) == [3] * len(planned.cells)
+        assert all({task.engine for task in run} == {"", "older", "newer"} for run in runs)
+        orders += [tuple(task.engine for task in run) for run in runs]
+    assert len(set(orders)) == 6
 
 
 def minutes_of(summary):

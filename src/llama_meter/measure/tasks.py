@@ -51,9 +51,10 @@ class Tasks:
         return [Task(cell, n, number, 0, anchor=True) for n in replicates] if cell else []
 
     def shuffled(self, number: int, cells: Sequence[Cell]) -> list[Task]:
-        """These cells in a block's own order."""
-        tasks = [(cell, folder) for cell in cells for folder in self.builds(cell)]
-        random.Random(f"{self.plan.seed}/{number}").shuffle(tasks)
+        """These cells in a block's own order; the builds of a cell follow one another, since they are compared."""
+        order = random.Random(f"{self.plan.seed}/{number}")
+        mixed = [(cell, self.builds(cell)) for cell in order.sample(cells, len(cells))]
+        tasks = [(cell, folder) for cell, folders in mixed for folder in order.sample(folders, len(folders))]
         return [Task(cell, number, number, n + 1, engine=folder) for n, (cell, folder) in enumerate(tasks)]
 
     def block(self, number: int) -> list[Task]:

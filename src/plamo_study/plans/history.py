@@ -18,7 +18,8 @@ N_PROMPT = 512
 N_SEQ = (1, 4, 5, 8, 9, 16)  # sequences of a step: on either side of the kernels' tiles
 DEPTH = 32  # tokens of the prompt that the sequences of a step share
 TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
-TILED, TILES, TILED_BLOCKS = "Q4_K_M", (8, 9), 6  # the type, sequences and blocks of the study of tiled kernels
+CHANGED, CHANGES_BLOCKS = ("Q4_K_M", "Q8_0"), 6  # types and blocks where the sources announce changes
+LONG = {1: 48, 8: 12, 16: 10}  # steps timed there, by sequences: a second and more, for a machine whose speed sways
 
 
 def builds(scale: str, gpu: bool = False) -> Plan:
@@ -50,11 +51,15 @@ def speeds(scale: str, gpu: bool = False) -> Plan:
     return replace(planned, compared=planned.cells)
 
 
-def tiles(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 17: what the newest release's tiled kernels do to a prompt and to steps of as many columns as they take,
-    beside the build `untiled` in the same blocks."""
-    planned = lean("17-tiles", scale, _timed(scale, gpu, (TILED,), TILES))
-    return replace(planned, compared=planned.cells, blocks=TILED_BLOCKS)
+def changes(scale: str, gpu: bool = False) -> Plan:
+    """Notebook 17: the times that the sources of the releases announce to change, in blocks of their own, longer timed.
+
+    Meant beside the releases around each change and the build `untiled`, whose newest kernels are off.
+    """
+    usual = _timed(scale, gpu, CHANGED, tuple(LONG))
+    own = tuple(change(cell, n_gen=LONG[cell.n_seq]) if isinstance(cell, Decode) else cell for cell in usual)
+    planned = lean("17-changes", scale, own)
+    return replace(planned, compared=planned.cells, blocks=CHANGES_BLOCKS)
 
 
 def _timed(scale: str, gpu: bool, dtypes: Sequence[str], n_seq: Sequence[int]) -> tuple[Cell, ...]:

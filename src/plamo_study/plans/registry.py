@@ -109,7 +109,7 @@ STUDIES = {
     "16-requests": Study("handover.requests", weight=2),
     "17-builds": Study("history.builds", at_mini=True),
     "17-speeds": Study("history.speeds", aside=True),
-    "17-tiles": Study("history.tiles", aside=True),
+    "17-changes": Study("history.changes", aside=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 OF_PAIRS = "16-two-files"  # the notebook whose files have to be of one model
