@@ -12,7 +12,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.workloads import architectures, hybrid_questions, hybrids as costs
-from llama_meter.workloads.architectures import DRAFTS, KEPT, N_CTX, QUESTIONS, STEPS, tolerance
+from llama_meter.workloads.architectures import DRAFTS, KEPT, LISTED, N_CTX, QUESTIONS, STEPS, tolerance
 from plamo_study.live import conduct, live
 from plamo_study.plans import hybrids
 
@@ -130,6 +130,35 @@ def test_a_plain_file_keeps_its_layers_and_lacks_what_came_later(generator, tmp_
     assert plain.fields["tokenizer.ggml.model"].contents() == "none"
     assert plain.fields["lfm2.block_count"].contents() == usual.fields["lfm2.block_count"].contents() == 2
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_head_counts_by_layer_are_all_that_differs_between_two_files(tmp_path):
+    usual = tmp_path / "usual.gguf"
+    usual.write_bytes(mini_file(HYBRID).read_bytes())
+    one, other = (GGUFReader(path) for path in (usual, architectures.by_layer(usual)))
+    fields = [{name: of.contents() for name, of in file.fields.items() if "GGUF" not in name} for file in (one, other)]
+    (differs,) = {name for name in fields[0] | fields[1] if fields[0].get(name) != fields[1].get(name)}
+    assert differs == "plamo2.attention.head_count"
+    of_keys = fields[0]["plamo2.attention.head_count_kv"]
+    assert fields[1][differs] == [fields[0][differs] if keys else 0 for keys in of_keys]
+    assert fields[1][differs][0] == 0 < max(fields[1][differs])
+    assert [tensor.name for tensor in one.tensors] == [tensor.name for tensor in other.tensors]
+    assert all(np.array_equal(a.data, b.data) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+def test_head_counts_by_layer_change_no_answer_where_every_layer_has_attention(tmp_path):
+    usual = tmp_path / "usual.gguf"
+    usual.write_bytes(mini_file(ATTENTION).read_bytes())
+    assert hybrid_questions.ask(LISTED, 0, usual).error == {0: 0.0}
+    assert hybrid_questions.ask(LISTED, 0, usual, planted=True).error[0] > 0.1
+
+
+def test_a_file_whose_state_comes_first_has_one_head_count_and_heads_as_wide_as_the_released_model(generator, tmp_path):
+    written = GGUFReader(architectures.write("plamo2-dense", tmp_path, architectures.STATE_FIRST))
+    own = {name.removeprefix("plamo2."): field.contents() for name, field in written.fields.items()}
+    assert own["attention.head_count_kv"] == [0, 2]
+    assert own["attention.head_count"] == 2
+    assert own["ssm.inner_size"] // own["ssm.time_step_rank"] == own["embedding_length"] // own["attention.head_count"]
 
 
 def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):

@@ -484,7 +484,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
     model: str = ""  # as llama.cpp's generator names its file, e.g. "mamba2-dense"
     question: str = field(default="", name="label")
     number: int = field(default=0, name="size")  # what the question counts
-    shape: Literal["whole", "three layers", "four heads", "plain"] = field(default="whole", name="way")
+    shape: Literal["whole", "three layers", "four heads", "plain", "state first"] = field(default="whole", name="way")
     planted: bool = False  # a fault is planted, which the answer must show
     longer: int = field(default=0, name="n_prompt")  # tokens more than usual in each prompt
 

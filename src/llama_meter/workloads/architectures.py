@@ -2,8 +2,10 @@
 
 import re
 import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llama_meter import children
 from llama_meter.engine import builds
@@ -14,6 +16,7 @@ STEPS = 8  # tokens that a sequence goes on for behind its prompt
 EQUAL, UNEQUAL = (24, 24, 24), (24, 17, 9)  # tokens of prompts
 KEPT = 8  # tokens whose states a context keeps where some are taken back
 DRAFTS = (1, 2, 3, 4)  # tokens of a draft
+LISTED = "by layer"
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,21 @@ QUESTIONS = {
         shared=True,
     ),
 }
+ABOUT_FILES = {  # a question about a file itself: nobody shares anything
+    LISTED: Question(
+        "head counts by layer",
+        "The file has a number of heads for each layer, 0 in the first; it is held against the same file with one.",
+        (24,),
+    ),
+}
 
 NAME = "architectures"  # of the build
 PLAIN = "plain"  # whole, and readable by older builds: without the generator's tokenizer and factors of tensors
-SHAPES = {"whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, PLAIN: {}}
+STATE_FIRST = "state first"  # as plain, but the first layer is recurrent, and the number of heads one for all layers
+SHAPES = {
+    "whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, PLAIN: {},
+    STATE_FIRST: {"ARCHS_STATE_FIRST": "1"},
+}  # fmt: skip
 FACTORS = (".scale", ".input_scale")  # of a tensor, as NVFP4 has them; builds before they came refuse them
 ROTATION, BIASES = {"rope_freqs.weight"}, {"attn_q.bias", "attn_k.bias", "attn_v.bias"}
 TIED = {*BIASES, "output.weight"}
@@ -108,8 +122,10 @@ OPTIONAL = {  # which of the generator's tensors released files lack; builds bef
     "falcon-h1": ROTATION, "granitehybrid": ROTATION, "jamba": BIASES, "kimi-linear": BIASES, "qwen35": BIASES,
     "qwen35moe": BIASES, "qwen3next": BIASES, "lfm2": TIED, "lfm2moe": TIED,
 }  # fmt: skip
-INTERVAL = ("qwen35", "qwen35moe", "qwen3next")  # whose attention layers older builds count, the second of two here
-PERIODS = {"plamo3": "8"}  # layers of a file with layers of every kind: some builds abort where all have a window
+INTERVAL, EVERY = ("qwen35", "qwen35moe", "qwen3next"), 2  # whose attention layers older builds count: every second
+OLDER = {  # for older builds: layers of every kind, since some abort where all have a window; Mamba heads as wide as
+    "plamo3": {"ARCHS_LAYERS": "8"}, "plamo2": {"ARCHS_SSM_HEADS": "4"},  # attention's, as in the released file
+}  # fmt: skip
 LIMIT_S = 60.0
 
 
@@ -125,41 +141,64 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
     """
     arch = name.rpartition("-")[0]
     asked = [str(builds.program(NAME)), "-a", arch, "-s", str(seed), "-o", str(into)]
-    layers = {"ARCHS_LAYERS": PERIODS[arch]} if shape == PLAIN and arch in PERIODS else {}
-    surroundings = children.environment() | SHAPES[shape] | layers | {"ARCHS_RWKV": "1"}
+    plain = shape in (PLAIN, STATE_FIRST)
+    surroundings = children.environment() | SHAPES[shape] | {"ARCHS_RWKV": "1"}
+    surroundings |= OLDER.get(arch, {}) if plain else {}
     done = subprocess.run(asked, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S)
     path = into / f"{name}.gguf"
     if done.returncode or not path.exists():
         said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "error" in line.lower()]
         why = said[-1].rpartition("/")[2] if said else "not supported"
         raise StudyError(f"no file of {arch} in this shape", why, "ask another architecture, or its usual shape")
-    return _without_news(path, arch) if shape == PLAIN else path
+    return _without_news(path, arch) if plain else path
 
 
 def _without_news(path: Path, arch: str) -> Path:
     """Write a file again without what older builds refuse: a tokenizer called "test", and tensors that came later."""
+    changed: dict[str, Any] = {"tokenizer.ggml.model": "none"}
+    if arch in INTERVAL:
+        changed[f"{arch}.full_attention_interval"] = EVERY
+    later = OPTIONAL.get(arch, set())
+    return _written_again(path, path, changed, lambda tensor: tensor.endswith(FACTORS) or tensor in later)
+
+
+def by_layer(path: Path) -> Path:
+    """Write a file again, with a number of heads for each layer: 0 for those without attention. Returns its path."""
+    from gguf import GGUFReader
+
+    fields = {field.name.partition(".")[2]: field.contents() for field in GGUFReader(path).fields.values()}
+    n_heads, of_keys = fields["attention.head_count"], fields["attention.head_count_kv"]
+    if not isinstance(of_keys, list):
+        of_keys = [(layer + 1) % EVERY == 0 for layer in range(fields["block_count"])]
+    heads = [n_heads if keys else 0 for keys in of_keys]
+    changed = {f"{fields['architecture']}.attention.head_count": heads}
+    return _written_again(path, path.with_suffix(".by-layer.gguf"), changed)
+
+
+def _written_again(
+    path: Path, into: Path, changed: Mapping[str, Any], left_out: Callable[[str], bool] = lambda tensor: False
+) -> Path:
+    """A GGUF with other texts, numbers or lists of numbers in some fields, without some tensors (named as in a layer)."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter  # 0.2 s, and only such files need it
 
-    reader, partial = GGUFReader(path), path.with_suffix(".partial")
-    writer = GGUFWriter(partial, arch)
-    if arch in INTERVAL:
-        writer.add_uint32(f"{arch}.full_attention_interval", 2)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            value = "none" if field.name == "tokenizer.ggml.model" else field.contents()
-            kind, sub = field.types[0], field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            if value != []:
-                writer.add_key_value(field.name, value, kind, sub)
+    reader, partial = GGUFReader(path), into.with_suffix(".partial")
+    writer = GGUFWriter(partial, reader.fields["general.architecture"].contents())
+    kept = {field.name: (field.contents(), field.types[0], field.types[-1]) for field in reader.fields.values()}
+    for name, value in changed.items():
+        kind = GGUFValueType.get_type(value)
+        kept[name] = (value, GGUFValueType.UINT32 if isinstance(value, int) else kind, GGUFValueType.UINT32)
+    for name, (value, kind, of_each) in kept.items():
+        if not name.startswith("GGUF.") and name != "general.architecture" and value != []:
+            writer.add_key_value(name, value, kind, of_each if kind == GGUFValueType.ARRAY else None)
     for tensor in reader.tensors:
-        own = re.sub(r"^blk\.\d+\.", "", tensor.name)
-        if not own.endswith(FACTORS) and own not in OPTIONAL.get(arch, ()):
+        if not left_out(re.sub(r"^blk\.\d+\.", "", tensor.name)):
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    partial.replace(path)
-    return path
+    partial.replace(into)
+    return into
 
 
 TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least

@@ -13,7 +13,8 @@ import numpy as np
 
 from llama_meter.engine.session import EngineError, Session, SessionConfig
 from llama_meter.oracle.compare import relative_error
-from llama_meter.workloads.architectures import KEPT, N_CTX, QUESTIONS, STEPS
+from llama_meter.workloads import architectures
+from llama_meter.workloads.architectures import ABOUT_FILES, KEPT, LISTED, N_CTX, QUESTIONS, STEPS
 
 SHORT = 6  # tokens of a prompt where many sequences are asked
 FEW = 4  # tokens of a draft, at most
@@ -248,6 +249,14 @@ def _go_on_in_copies(serving: Serving, session: Session) -> None:
     serving.go_on(session)
 
 
+def by_layer(serving: Serving) -> None:
+    """The same file with a number of heads for each layer: 0 where a layer has no attention."""
+    serving.path = architectures.by_layer(serving.path)
+    session = serving.context()
+    serving.read(session, 0)
+    serving.go_on(session)
+
+
 def shifted(serving: Serving) -> None:
     """A sequence's positions are moved on: attention looks at distances, and a state knows no position."""
     session = serving.context()
@@ -271,6 +280,7 @@ RULES = {
     "elsewhere": elsewhere,
     "resized": resized,
     "copied": copied,
+    LISTED: by_layer,
     "shifted": shifted,
     "back": back,
     "kept": kept,
@@ -307,7 +317,7 @@ def ask(
     `config`: of a sequence alone; other contexts differ from it by what the question changes, so all are on one device.
     `longer`: tokens more than usual in each prompt.
     """
-    question = QUESTIONS[name]
+    question = (QUESTIONS | ABOUT_FILES)[name]
     lengths = [n + longer for n in question.lengths or (SHORT,) * number]
     with Session(path, config) as session:
         rng = np.random.default_rng(seed)

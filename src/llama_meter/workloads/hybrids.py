@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import Hybrid, Ranges
+from llama_meter.cells import Hybrid
 from llama_meter.engine import library, quantizer
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.measure import watch
@@ -56,14 +56,7 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
     return Measured(checks=checks, series=series, valid=refused or bool(wrong) == cell.planted)
 
 
-def _without_rotation(cell: Ranges, path: Path, stage: Callable[[str], None]) -> Measured:
-    """As notebook 04b asks it."""
-    from llama_meter.workloads import numeric_range  # the oracle takes longer to load than a question takes
-
-    return numeric_range.run(cell, path, stage)
-
-
-RUNS = {Hybrid: run, Ranges: _without_rotation}
+RUNS = {Hybrid: run}
 
 SLOTS = 64  # of the contexts that are weighed: the engine's log rounds to a hundredth of a MiB
 PROMPT, CALLS, ROUNDS = 24, 16, 12  # tokens; timed calls of a context in a turn, and turns

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llama_meter.cells import ROTATION, Cell, Decode, Gate, Hybrid, Prefill, Ranges
+from llama_meter.cells import Cell, Decode, Gate, Hybrid, Prefill
 from llama_meter.measure import machine
 from llama_meter.measure.plan import DTYPE, MODELS, STEPS, Plan, change, check_scale, gate_tokens, lean
 from llama_meter.workloads import architectures
-from plamo_study.plans.hybrids import CONTROLS, RECURRENT, hybrids
-from plamo_study.plans.numeric_range import ROTATED_TOKENS
+from llama_meter.workloads.architectures import LISTED
+from plamo_study.plans.hybrids import CONTROLS, ONE_KIND, RECURRENT, hybrids
 
 STUDY = "17-builds"
 SHARED = ("equal", "unequal", "late", "steps", "left", "gaps", "slots")  # what a server does for several users
@@ -23,8 +23,8 @@ LONG = {1: 48, 8: 12, 16: 10}  # steps timed there, by sequences: a second and m
 
 
 def builds(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 17: both trained models against the oracle, a file without its rotation, and small files of every
-    architecture against themselves.
+    """Notebook 17: both trained models against the oracle, and small files of every architecture against themselves:
+    shared, and with head counts by layer where the first layer is recurrent and another is not.
 
     All of it is asked of every build beside the one in use. StudyError for a scale other than mini: the files are small
     whatever the scale.
@@ -35,13 +35,14 @@ def builds(scale: str, gpu: bool = False) -> Plan:
     plain = [cell for cell in every if (cell.dtype, cell.shape) == ("F32", "whole")]
     gate = Gate(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
     whole: list[Cell] = [change(gate, model=model) for model in MODELS]
-    lost = Ranges(model=MODELS[0], scale=scale, dtype=DTYPE[scale], mode=ROTATION, n_prompt=ROTATED_TOKENS)
-    whole.append(change(lost, n_gpu_layers=gate.n_gpu_layers))
     asked: list[Cell] = [
         change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)
     ]
+    mixed = [model for model in RECURRENT if model not in ONE_KIND]
+    listed = change(plain[0], question=LISTED, shape=architectures.STATE_FIRST, number=0)
+    asked += [change(listed, model=model) for model in mixed]
     cells = (*whole, *asked)
-    limit_s = usual.time_limit_s / 2  # a file that has lost its rotation takes all of it, in every build
+    limit_s = usual.time_limit_s / 2  # a file whose rotation is lost may take all of it, in every build
     return replace(usual, study=STUDY, cells=cells, compared=cells, needed=len(cells), time_limit_s=limit_s)
 
 

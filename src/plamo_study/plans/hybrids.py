@@ -14,6 +14,7 @@ RECURRENT = (  # every one that the generator of the locked engine writes
     "nemotron_h_moe-dense", "plamo2-dense", "qwen35-dense", "qwen35moe-moe", "qwen3next-moe", "qwen4exp-moe",
     "rwkv6-dense",
 )  # fmt: skip
+ONE_KIND = ("falcon-h1-dense", "mamba-dense", "mamba2-dense", "rwkv6-dense")  # of layer, in all their layers
 FOUR = ("falcon", "granite", "jamba", "lfm2", "mamba", "minimax", "nemotron", "plamo2")
 CONTROLS = ("llama-dense", "llama-moe", "plamo3-dense")  # attention alone
 UNWRITTEN = ("rwkv6qwen2-dense", "rwkv7-dense", "arwkv7-dense")  # asked too: the row says why there is no file
