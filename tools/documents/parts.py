@@ -27,11 +27,11 @@ CLAIMS = 3  # claims of each notebook that FINDINGS repeats
 README, README_JA = "README.md", "README.ja.md"
 USING, FINDINGS, CONTRIBUTING, ROWS = "docs/USING.md", "docs/FINDINGS.md", "docs/CONTRIBUTING.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN, ROPE = (
+BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN, ROPE, TILED = (
     f"data/upstream/{name}.md"
     for name in (
         "plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback",
-        "server-wakeups", "x86-half-conversion", "cuda-scan", "plamo2-rope",
+        "server-wakeups", "x86-half-conversion", "cuda-scan", "plamo2-rope", "tiled-eight-columns",
     )
 )  # fmt: skip
 
@@ -159,6 +159,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     SCAN: {"speed": lambda: upstream.scan_on_gpu()._repr_markdown_(), "machine": upstream.gpu},
     ROPE: {"rotation": lambda: upstream.lost_rotation()._repr_markdown_()},
     HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},
+    TILED: {
+        "speed": lambda: upstream.tiled()._repr_markdown_(),
+        "machine": lambda: upstream.machine(recorded("17-changes")),
+    },
     WAKEUPS: {
         "crowds": lambda: upstream.crowds(results.crowds(REFERENCE))._repr_markdown_(),
         "held": lambda: upstream.side_by_side(serving.alike(serving.held(REFERENCE, "mini")))._repr_markdown_(),

@@ -21,6 +21,7 @@ from plamo_study.laws import (
 from plamo_study.laws.gpu import SCAN
 from plamo_study.measurements import measured_added, measurements
 from plamo_study.plans.batching_law import TESTS
+from plamo_study.plans.history import N_PROMPT
 from plamo_study.read.recording import Recording
 from plamo_study.read.results import CROWDED, HELD_AT, HELD_UP, Crowds
 from plamo_study.read.usable import STOCK
@@ -353,6 +354,25 @@ def scales() -> Table:
         "ratio": ("converted over looked up", ".2f"),
         "prompt": ("the same of a prompt of 16", ".2f"),
     }
+    return table(pd.DataFrame(entries), columns)
+
+
+def tiled() -> Table:
+    """Times of the newest release in Q4_K_M with its tiled kernels over those without, on all and on fewer vectors."""
+    known = measurements("17-changes").query("usable and dtype == 'Q4_K_M' and metric in ('prefill', 'step')")
+    both = {"AVX-512": ("stock", "untiled"), "AVX2": ("avx2", "avx2-untiled")}
+    entries: list[dict[str, Any]] = []
+    for vectors, (tiled, untiled) in both.items():
+        ratios = compare(known, f"build == '{tiled}'", f"build == '{untiled}'", by="model metric n_seq")
+        entries += [
+            {"vectors": vectors, "model": line.model, "columns": line.n_seq if line.metric == "step" else N_PROMPT,
+             "ratio": line.estimate, "n": line.n}
+            for line in ratios.sort_values(["model", "metric", "n_seq"]).itertuples()
+        ]  # fmt: skip
+    columns: Columns = {
+        "vectors": ("kernels for", ""), "model": ("file", ""), "columns": ("columns", ""),
+        "ratio": ("time, tiled over untiled", ".2f"), "n": ("pairs", ""),
+    }  # fmt: skip
     return table(pd.DataFrame(entries), columns)
 
 

@@ -123,6 +123,7 @@ OPTIONAL = {  # which of the generator's tensors released files lack; builds bef
     "qwen35moe": BIASES, "qwen3next": BIASES, "lfm2": TIED, "lfm2moe": TIED,
 }  # fmt: skip
 INTERVAL, EVERY = ("qwen35", "qwen35moe", "qwen3next"), 2  # whose attention layers older builds count: every second
+COUNTED = (*INTERVAL, "minimax-01", "qwen4exp")  # of which the newest build counts them too
 OLDER = {  # for older builds: layers of every kind, since some abort where all have a window; Mamba heads as wide as
     "plamo3": {"ARCHS_LAYERS": "8"}, "plamo2": {"ARCHS_SSM_HEADS": "4"},  # attention's, as in the released file
 }  # fmt: skip
@@ -169,7 +170,8 @@ def by_layer(path: Path) -> Path:
     fields = {field.name.partition(".")[2]: field.contents() for field in GGUFReader(path).fields.values()}
     n_heads, of_keys = fields["attention.head_count"], fields["attention.head_count_kv"]
     if not isinstance(of_keys, list):
-        of_keys = [(layer + 1) % EVERY == 0 for layer in range(fields["block_count"])]
+        every = EVERY if fields["architecture"] in COUNTED else 1
+        of_keys = [(layer + 1) % every == 0 for layer in range(fields["block_count"])]
     heads = [n_heads if keys else 0 for keys in of_keys]
     changed = {f"{fields['architecture']}.attention.head_count": heads}
     return _written_again(path, path.with_suffix(".by-layer.gguf"), changed)
@@ -178,7 +180,7 @@ def by_layer(path: Path) -> Path:
 def _written_again(
     path: Path, into: Path, changed: Mapping[str, Any], left_out: Callable[[str], bool] = lambda tensor: False
 ) -> Path:
-    """A GGUF with other texts, numbers or lists of numbers in some fields, without some tensors (named as in a layer)."""
+    """A GGUF with other texts, numbers or lists of numbers in some fields, and without some tensors."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter  # 0.2 s, and only such files need it
 
     reader, partial = GGUFReader(path), into.with_suffix(".partial")
