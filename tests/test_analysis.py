@@ -146,6 +146,13 @@ def test_a_claim_holds_fails_or_stays_open(low, high, above_one, within):
     assert estimate.within(0.85, 1.15) == within
 
 
+@pytest.mark.parametrize(("ratio", "nearer"), [(0.9, 0.95), (1.1, 1.05), (0.98, 0.95), (1.02, 1.05)])
+def test_whether_a_quantity_lies_in_a_range_depends_on_the_nearer_bound_inside_and_outside(ratio, nearer):
+    estimate = stats.ratio([ratio * (1 + 0.02 * k) for k in (-2, -1, 0, 1, 2)], [1.0] * 5)
+    claim = claims.within("", "", estimate, 0.95, 1.05)
+    assert claim["p"] == estimate.p(nearer) > min(estimate.p(0.95), estimate.p(1.05))
+
+
 @pytest.mark.parametrize(("q", "n"), [(0.9, 29), (0.95, 59), (0.99, 299)])
 def test_a_percentile_needs_its_samples(q, n):
     assert np.isnan(stats.percentile(range(n - 1), q))

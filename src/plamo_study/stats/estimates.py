@@ -170,10 +170,11 @@ def below(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[
 
 
 def within(claim: str, model: str, estimate: Estimate, low: float, high: float) -> dict[str, Any]:
-    """The claim that a quantity lies in [low, high]: "the same", as two one-sided tests."""
-    sides = (estimate.p(low), estimate.p(high))
-    inside = low <= estimate.value <= high
-    p = max(sides) if inside else min(sides)
+    """The claim that a quantity lies in [low, high]: "the same", as two one-sided tests.
+
+    Of both bounds the one that is harder to rule out decides: inside, both have to be; outside, it is the nearer one.
+    """
+    p = max(estimate.p(low), estimate.p(high))
     return _claim(claim, model, estimate, f"{low:.3g} to {high:.3g}", estimate.within(low, high), p)
 
 
