@@ -48,6 +48,7 @@ DEFECTS = (
 BY_CODE = {defect.code: defect for defect in DEFECTS}
 BUILDS = {
     (): "stock",
+    ("D1",): "corrected-rotation",
     ("D2",): "corrected-prompts",
     ("D3",): "corrected-states",
     ("D2", "D3"): "corrected",
