@@ -362,8 +362,8 @@ def tiled() -> Table:
     known = measurements("17-changes").query("usable and dtype == 'Q4_K_M' and metric in ('prefill', 'step')")
     both = {"AVX-512": ("stock", "untiled"), "AVX2": ("avx2", "avx2-untiled")}
     entries: list[dict[str, Any]] = []
-    for vectors, (tiled, untiled) in both.items():
-        ratios = compare(known, f"build == '{tiled}'", f"build == '{untiled}'", by="model metric n_seq")
+    for vectors, (with_tiles, without) in both.items():
+        ratios = compare(known, f"build == '{with_tiles}'", f"build == '{without}'", by="model metric n_seq")
         entries += [
             {"vectors": vectors, "model": line.model, "columns": line.n_seq if line.metric == "step" else N_PROMPT,
              "ratio": line.estimate, "n": line.n}

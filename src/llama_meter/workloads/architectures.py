@@ -5,11 +5,14 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_meter import children
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 N_CTX = 128  # tokens of a slot
 STEPS = 8  # tokens that a sequence goes on for behind its prompt
@@ -122,8 +125,7 @@ OPTIONAL = {  # which of the generator's tensors released files lack; builds bef
     "falcon-h1": ROTATION, "granitehybrid": ROTATION, "jamba": BIASES, "kimi-linear": BIASES, "qwen35": BIASES,
     "qwen35moe": BIASES, "qwen3next": BIASES, "lfm2": TIED, "lfm2moe": TIED,
 }  # fmt: skip
-INTERVAL, EVERY = ("qwen35", "qwen35moe", "qwen3next"), 2  # whose attention layers older builds count: every second
-COUNTED = (*INTERVAL, "minimax-01", "qwen4exp")  # of which the newest build counts them too
+INTERVAL = ("qwen35", "qwen35moe", "qwen3next")  # whose attention layers older builds count: the second of two here
 OLDER = {  # for older builds: layers of every kind, since some abort where all have a window; Mamba heads as wide as
     "plamo3": {"ARCHS_LAYERS": "8"}, "plamo2": {"ARCHS_SSM_HEADS": "4"},  # attention's, as in the released file
 }  # fmt: skip
@@ -156,51 +158,51 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
 
 def _without_news(path: Path, arch: str) -> Path:
     """Write a file again without what older builds refuse: a tokenizer called "test", and tensors that came later."""
+    from gguf import GGUFReader  # 0.2 s, and only such files need it
+
     changed: dict[str, Any] = {"tokenizer.ggml.model": "none"}
     if arch in INTERVAL:
-        changed[f"{arch}.full_attention_interval"] = EVERY
+        changed[f"{arch}.full_attention_interval"] = 2
     later = OPTIONAL.get(arch, set())
-    return _written_again(path, path, changed, lambda tensor: tensor.endswith(FACTORS) or tensor in later)
+    _write_again(GGUFReader(path), path, changed, lambda tensor: tensor.endswith(FACTORS) or tensor in later)
+    return path
 
 
 def by_layer(path: Path) -> Path:
     """Write a file again, with a number of heads for each layer: 0 for those without attention. Returns its path."""
     from gguf import GGUFReader
 
-    fields = {field.name.partition(".")[2]: field.contents() for field in GGUFReader(path).fields.values()}
+    reader, into = GGUFReader(path), path.with_suffix(".by-layer.gguf")
+    fields = {field.name.partition(".")[2]: field.contents() for field in reader.fields.values()}
     n_heads, of_keys = fields["attention.head_count"], fields["attention.head_count_kv"]
-    if not isinstance(of_keys, list):
-        every = EVERY if fields["architecture"] in COUNTED else 1
-        of_keys = [(layer + 1) % every == 0 for layer in range(fields["block_count"])]
-    heads = [n_heads if keys else 0 for keys in of_keys]
-    changed = {f"{fields['architecture']}.attention.head_count": heads}
-    return _written_again(path, path.with_suffix(".by-layer.gguf"), changed)
+    usual = [not n for n in of_keys] if isinstance(of_keys, list) else [False] * fields["block_count"]
+    heads = [0 if recurrent else n_heads for recurrent in fields.get("attention.recurrent_layers", usual)]
+    _write_again(reader, into, {f"{fields['architecture']}.attention.head_count": heads})
+    return into
 
 
-def _written_again(
-    path: Path, into: Path, changed: Mapping[str, Any], left_out: Callable[[str], bool] = lambda tensor: False
-) -> Path:
-    """A GGUF with other texts, numbers or lists of numbers in some fields, and without some tensors."""
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter  # 0.2 s, and only such files need it
+def _write_again(
+    reader: "GGUFReader", into: Path, changed: Mapping[str, Any], left_out: Callable[[str], bool] = lambda tensor: False
+) -> None:
+    """Write a GGUF with other texts, numbers or lists of numbers in some fields, and without some tensors."""
+    from gguf import GGUFValueType
 
-    reader, partial = GGUFReader(path), into.with_suffix(".partial")
-    writer = GGUFWriter(partial, reader.fields["general.architecture"].contents())
+    from llama_meter.models.gguf_file import writing
+
     kept = {field.name: (field.contents(), field.types[0], field.types[-1]) for field in reader.fields.values()}
     for name, value in changed.items():
         kind = GGUFValueType.get_type(value)
         kept[name] = (value, GGUFValueType.UINT32 if isinstance(value, int) else kind, GGUFValueType.UINT32)
-    for name, (value, kind, of_each) in kept.items():
-        if not name.startswith("GGUF.") and name != "general.architecture" and value != []:
-            writer.add_key_value(name, value, kind, of_each if kind == GGUFValueType.ARRAY else None)
-    for tensor in reader.tensors:
-        if not left_out(re.sub(r"^blk\.\d+\.", "", tensor.name)):
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.replace(into)
-    return into
+    with writing(into, kept["general.architecture"][0]) as writer:
+        for name, (value, kind, of_each) in kept.items():
+            if not name.startswith("GGUF.") and name != "general.architecture" and value != []:
+                writer.add_key_value(name, value, kind, of_each if kind == GGUFValueType.ARRAY else None)
+        for tensor in reader.tensors:
+            if not left_out(re.sub(r"^blk\.\d+\.", "", tensor.name)):
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
 
 
 TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
