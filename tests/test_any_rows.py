@@ -119,7 +119,7 @@ def test_a_page_is_written_from_other_rows(name, changes, monkeypatch):
 
 
 SEVERAL = {
-    "02-roofline": ("02-roofline", "02-trace"), "04b-quality": ("04-quality", "04-scan", "04-ranges"),
+    "02-roofline": ("02-roofline", "02-trace"), "04b-quality": ("04-quality",),
     "05-context-length": ("05-context", "05-memory", "05-naive", "05-drift"),
     "08-speculative": ("08-speculative", "08-drafters"),
 }  # fmt: skip

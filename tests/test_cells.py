@@ -5,7 +5,7 @@ import pytest
 from conftest import mini
 
 from llama_meter import cells
-from llama_meter.cells import KINDS, ORDER, Decode, Prefill, Scan, canonical, columns
+from llama_meter.cells import KINDS, ORDER, Decode, Prefill, Quality, canonical, columns
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan
 from llama_meter.rows import row_key
@@ -42,8 +42,8 @@ def test_a_field_that_a_cell_lacks_is_named():
     with pytest.raises(StudyError, match=r"Decode: has no field n_prompt\n.*depth"):
         plan.change(Prefill(), workload="decode", n_prompt=16)
     with pytest.raises(msgspec.ValidationError, match="calls"):
-        mini("scan", calls=())
-    assert plan.change(Scan(), n_ctx=5) == Scan(n_ctx=5)
+        mini("quality", calls=())
+    assert plan.change(Quality(), n_ctx=5) == Quality(n_ctx=5)
 
 
 def test_a_key_covers_every_file():

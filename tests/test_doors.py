@@ -241,9 +241,6 @@ BAD_INPUT = {
     "matrix in a pipe": (("models", "quantize", MODEL, *NEW, "--imatrix", "fifo"), "no regular file"),
     "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no regular file"),
     "text of a matrix": (("models", "quantize", MODEL, *NEW, "--imatrix-text", "fifo"), "no regular file"),
-    "chunk without a second half": (("models", "scan", MODEL, MODEL, "--text", "short.txt", "--chunk", "1"), "--chunk"),
-    "text to look at": (("models", "ranges", MODEL, "--text", "fifo"), "no regular file"),
-    "prompt of less than a token": (("models", "ranges", MODEL, "--text", "short.txt", "--n-prompt", "-1"), "tokens"),
     "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
@@ -288,42 +285,12 @@ TEXTS = {  # a text that nobody wrote, and what is wrong with it, if anything
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["scan", "quality"])
-def test_a_text_that_nobody_wrote_is_refused_before_anything_is_measured(tmp_path, command):
-    told = {"scan": ("models", "scan", MODEL, MODEL, "--text"), "quality": ("models", "quality")}[command]
-    texts = {name: each for name, each in TEXTS.items() if (command, name) != ("scan", "one line")}
-    for name, (content, _) in texts.items():
+def test_a_text_that_nobody_wrote_is_refused_before_anything_is_measured(tmp_path):
+    for name, (content, _) in TEXTS.items():
         (tmp_path / name).write_bytes(content)
-    answers = in_one_process(paths.ROOT, *((*told, str(tmp_path / name)) for name in texts), limit=LIMIT)
-    for (name, (_, why)), (code, said) in zip(texts.items(), answers, strict=True):
+    answers = in_one_process(paths.ROOT, *(("models", "quality", str(tmp_path / name)) for name in TEXTS), limit=LIMIT)
+    for (name, (_, why)), (code, said) in zip(TEXTS.items(), answers, strict=True):
         assert (code, why in said) == (2, True), (name, said)
-
-
-LOOKED_AT = {
-    "NULs": bytes(5000), "control characters": bytes(range(1, 32)) * 200, "one word of 10 MB": b"-" * 10_000_000,
-    "one line of 110 MB": b"a word and " * 10_000_000, "characters of four bytes": "😀".encode() * 2_000_000,
-}  # fmt: skip
-
-
-@pytest.mark.long
-def test_a_text_that_nobody_wrote_is_looked_at_within_little_memory(tmp_path):
-    for name, content in LOOKED_AT.items():
-        (tmp_path / name).write_bytes(content)
-    asked = ("models", "ranges", str(mini_file(DRAFT)), *FEW_TOKENS, "--json", "--text")
-    answers = in_one_process(paths.ROOT, *((*asked, str(tmp_path / name)) for name in LOOKED_AT), limit=LIMIT // 4)
-    for name, (code, said) in zip(LOOKED_AT, answers, strict=True):
-        assert code == 0, (name, said)
-        assert json.loads(said)["checks"]["same_logits"], name
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lines", [1, 100], ids=["short", "several micro-batches"])
-def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path, lines):
-    (tmp_path / "text.txt").write_text("A short text, and more of it.\n" * lines)
-    asked = ("models", "ranges", MODEL, "--text", str(tmp_path / "text.txt"), "--n-prompt", "100000000000", "--json")
-    ((code, said),) = in_one_process(paths.ROOT, asked, limit=LIMIT)
-    assert code == 0, said
-    assert json.loads(said)["checks"]["same_logits"]
 
 
 def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch):

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from llama_meter import journal, paths
 from llama_meter.engine import builds as engines, library, note
 from llama_meter.errors import StudyError
+from llama_meter.limits import BACKENDS
 from llama_meter.measure import defects, runner
-from llama_meter.models import casts
 from plamo_study.cli import main as cli, options
 from plamo_study.read import frame
 
@@ -88,7 +88,7 @@ def sources(tmp_path_factory):
 def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(sources):
     metal = sources / "ggml" / "src" / "ggml-metal"
     backend, device = ((metal / name).read_text() for name in ("ggml-metal.cpp", "ggml-metal-device.m"))
-    assert f'#define GGML_METAL_NAME "{casts.ON_GPUS["Metal"]}"' in backend
+    assert f'#define GGML_METAL_NAME "{BACKENDS["Metal"]}"' in backend
     for line in ('"%s: GPU name:   %s (%s)', '"%s: has tensor            = %s'):
         assert line in device
     assert library.has_tensor_units(GPU_LOG.splitlines(keepends=True)) == {"MTL0": True, "MTL1": False}

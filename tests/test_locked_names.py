@@ -10,8 +10,8 @@ from darwin import ENGINE
 
 from llama_meter.engine import builds, library
 from llama_meter.errors import StudyError
+from llama_meter.limits import BACKENDS
 from llama_meter.measure import process
-from llama_meter.models import casts
 from llama_meter.serve import server
 from llama_meter.workloads import replica
 from plamo_study.arithmetic import kernels
@@ -81,10 +81,10 @@ def test_tensor_units_are_read_from_the_lines_of_metal():
 
 def test_backends_have_the_names_that_the_registry_gives_them():
     cuda, vulkan = (sources()[f"ggml/include/ggml-{which}.h"] for which in ("cuda", "vulkan"))
-    assert f'#define GGML_CUDA_NAME "{casts.ON_GPUS["CUDA"]}"' in cuda
-    assert f'#define GGML_VK_NAME "{casts.ON_GPUS["Vulkan"]}"' in vulkan
-    assert casts.ON_GPUS["Metal"] == metal()
-    assert set(gpu.FORECASTS) <= set(casts.ON_GPUS.values())
+    assert f'#define GGML_CUDA_NAME "{BACKENDS["CUDA"]}"' in cuda
+    assert f'#define GGML_VK_NAME "{BACKENDS["Vulkan"]}"' in vulkan
+    assert BACKENDS["Metal"] == metal()
+    assert set(gpu.FORECASTS) <= set(BACKENDS.values())
 
 
 def test_what_a_build_says_of_itself_is_made_of_the_features_in_the_sources():

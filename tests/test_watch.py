@@ -212,7 +212,7 @@ def test_a_row_is_marked_by_what_slowed_it_where_its_result_is_a_time():
     assert (cause(timed, others_ns=half), cause(timed, stolen_ns=half)) == (watch.OTHERS, watch.OTHERS)
     assert cause(timed, waited_ns=half) == watch.WAITED
     assert not cause(offloaded, cpu_ns=SECOND // 50, voluntary=40_000), "it mostly waits for its GPU"
-    for workload in ("gate", "replay", "quality", "scan", "ranges"):
+    for workload in ("gate", "replay", "quality"):
         assert not cause(mini(workload), others_ns=2 * SECOND, waited_ns=SECOND)
     assert not cause(timed, waited_ns=None)
     assert cause(timed, waited_ns=None, others_ns=half), "where nobody counts waiting, what others take decides"

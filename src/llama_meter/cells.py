@@ -190,10 +190,6 @@ class Quality(Comparison, frozen=True, kw_only=True):
     n_seq: int = 1  # continuations
 
 
-class Scan(Comparison, frozen=True, kw_only=True):
-    """Divergence tensor by tensor."""
-
-
 class Handover(Comparison, frozen=True, kw_only=True):
     """A text read by one file and written by another, for pairs of `dtype` and the candidates."""
 
@@ -241,22 +237,6 @@ class Relay(OnModel, frozen=True, kw_only=True):
     def files(self) -> tuple[File, ...]:
         """The reader, and the writer where it is another file."""
         return (*super().files, *([(self.writer, self.scale, self.writer_dtype)] if self.writer else []))
-
-
-ROTATION, PLANTED = "lost rotation", "planted "
-
-
-class Ranges(OnText, frozen=True, kw_only=True):
-    """The numbers that enter products."""
-
-    n_prompt: int = 0
-    n_gen: int = 0
-    mode: str = field(default="", name="label")  # probe, "planted TYPE", or ROTATION
-
-    @property
-    def asks_whether(self) -> bool:
-        """Only of a file that has lost its rotation."""
-        return self.mode == ROTATION
 
 
 class Trace(OnModel, frozen=True, kw_only=True):
@@ -500,7 +480,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 
 
 Cell = (
-    Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
+    Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Trace | Depth
     | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
     | Naive | Arrival | Idle | Hybrid | Answers | Handover | Relay
 )  # fmt: skip

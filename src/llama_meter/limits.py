@@ -1,11 +1,11 @@
 """Numbers that measuring and analysis must agree on, below both of them."""
 
+BACKENDS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # -> prefix of ggml's names of its devices
 FIRST_TOKEN = 5  # the lowest ordinary token id; lower ids are special tokens
 DRIFT_LIMIT = 0.10  # a block that drifts further is measured again, and is used only where no block is steadier
 RIGHT = ("valid", "consistent")  # verdicts of numbers that count: by the oracle, or by the engine against itself
 LEAST_BLOCKS = 2  # undisturbed blocks that any statement about a cell needs
 ROUNDINGS = 3  # a replayed sequence is wrong beyond this multiple of its recording's largest rounding error
-DRAWS = 8  # random draws of each control of a scan: chunk k belongs to draw k mod DRAWS
 # Limits beyond which a row is marked as disturbed, set from 48 processes at shape on two cores, engine threads spinning
 # on both. Alone, they waited for 0.010 to 0.015 of a CPU, and others took 0.004 to 0.008 of the machine; beside other
 # work they waited for 0.10 to 1.1, and others took 0.05 to 0.54. Involuntary context switches tell them apart less
@@ -27,3 +27,8 @@ STALLED_LIMIT = 0.05  # share of the timed parts in which some task waited for m
 PRESSURES = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # OSThermalPressureLevel 0 to 4 of macOS
 LONG_NS = 500_000_000  # a timed part at least this long resolves others' CPU time, which is counted in units of 10 ms
 SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply
+
+
+def backend(device: str) -> str:
+    """The backend of a GPU by ggml's name of the device, such as "CUDA0"; that name for one that is not known here."""
+    return next((name for name, start in BACKENDS.items() if device.startswith(start)), device)

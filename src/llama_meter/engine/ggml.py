@@ -16,7 +16,6 @@ OBJECT_SIZE = 32  # bytes of ggml.c's struct ggml_object on a 64-bit machine
 
 _pointer, _text, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 _int, _int64, _bool = ctypes.c_int, ctypes.c_int64, ctypes.c_bool
-CODEC = ctypes.CFUNCTYPE(None, _pointer, _pointer, _int64)
 
 
 class Tensor(ctypes.Structure):
@@ -39,20 +38,6 @@ Tensor._fields_ = (
     ("extra", _pointer),
     ("padding", ctypes.c_char * 8),
 )
-
-
-class Traits(ctypes.Structure):
-    """ggml.h, struct ggml_type_traits."""
-
-    _fields_ = (
-        ("type_name", _text),
-        ("blck_size", _int64),
-        ("blck_size_interleave", _int64),
-        ("type_size", _size),
-        ("is_quantized", _bool),
-        ("to_float", CODEC),
-        ("from_float_ref", CODEC),
-    )
 
 
 class InitParams(ctypes.Structure):
@@ -78,7 +63,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "ggml_row_size": (_size, _int, _int64),
     "ggml_blck_size": (_int64, _int),
     "ggml_type_name": (_text, _int),
-    "ggml_get_type_traits": (ctypes.POINTER(Traits), _int),
     "ggml_quantize_chunk": (_size, _int, _pointer, _pointer, _int64, _int64, _int64, _pointer),
     "ggml_new_tensor_1d": (_pointer, _pointer, _int, _int64),
     "ggml_new_tensor_2d": (_pointer, _pointer, _int, _int64, _int64),

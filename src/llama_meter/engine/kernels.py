@@ -5,13 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from llama_meter.engine.ggml import F32, TYPES, InitParams, Library, Tensor, Traits, ggml
+from llama_meter.engine.ggml import TYPES, InitParams, Library, Tensor, ggml
 
 PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
 ACCELERATOR = 3  # ggml-backend.h, enum ggml_backend_dev_type: used together with the CPU backend, as BLAS is
@@ -166,55 +166,3 @@ def _in_parallel(jobs: list[Callable[[], object]]) -> int:
     for thread in threads:
         thread.join()
     return elapsed
-
-
-BLOCK = 32  # weights that share a scale in every type here; a multiple of it is a super-block
-MEDIAN_OF_NORMAL = 0.67449  # median of |x| of a standard normal x
-PIECE = 1 << 22  # weights processed at a time
-
-
-def decode(raw: np.ndarray, dtype: int) -> np.ndarray:
-    """Float32 numbers (n,) decoded from the bytes of a ggml type. `raw`: contiguous uint8 of whole blocks."""
-    if dtype == F32:
-        return raw.view(np.float32)
-    traits = _traits(dtype)
-    values = np.empty(raw.size // traits.type_size * traits.blck_size, dtype=np.float32)
-    traits.to_float(raw.ctypes.data, values.ctypes.data, values.size)
-    return values
-
-
-def encode(values: np.ndarray, dtype: int) -> np.ndarray:
-    """Bytes (uint8) of a ggml type that encode float32 numbers; whole blocks of the type only."""
-    values = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
-    if dtype == F32:
-        return values.view(np.uint8)
-    traits = _traits(dtype)
-    raw = np.empty(values.size // traits.blck_size * traits.type_size, dtype=np.uint8)
-    traits.from_float_ref(values.ctypes.data, raw.ctypes.data, values.size)
-    return raw
-
-
-def with_structureless_error(raw: np.ndarray, source: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
-    """A tensor's bytes in type `source`, plus the rounding error that type `dtype` makes on numbers without structure.
-
-    Those numbers are normal draws. Each block of 32 is scaled to the typical size of its weights, from their median
-    magnitude, which outliers do not affect. So the error is independent of the weights and as large as the type's error
-    on well-behaved weights.
-    """
-    blocks = raw.size // _traits(source).type_size if source != F32 else raw.size // 4
-    step = PIECE * (raw.size // blocks)
-    return np.concatenate([_disturbed(raw[i : i + step], source, dtype, rng) for i in range(0, raw.size, step)])
-
-
-def _disturbed(raw: np.ndarray, source: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
-    values = decode(raw, source).reshape(-1, BLOCK)
-    size = np.median(np.abs(values), axis=1, keepdims=True) / MEDIAN_OF_NORMAL
-    drawn = rng.standard_normal(values.shape, dtype=np.float32) * size
-    error = decode(encode(drawn, dtype), dtype).reshape(values.shape) - drawn
-    return encode(values + error, source)
-
-
-@lru_cache  # asked for every piece of every tensor
-def _traits(dtype: int) -> Traits:
-    traits: Traits = ggml("ggml-base").ggml_get_type_traits(dtype).contents
-    return traits

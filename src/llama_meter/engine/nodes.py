@@ -1,13 +1,13 @@
 """A model whose graph nodes are looked at while it evaluates, through llama.cpp's evaluation callback.
 
 `Watched` stops the graph at the nodes a subclass wants and hands them over; what they are wanted for, the subclasses
-say: squared inputs for an importance matrix, ranges of inputs, residual sums for the gate, sizes of micro-batches.
+say: squared inputs for an importance matrix, residual sums for the gate, sizes of micro-batches.
 Stopping costs time, so nothing is timed in such a session.
 """
 
 import ctypes
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,6 @@ from llama_meter.engine.session import EngineError, Session, SessionConfig
 
 NUMBERS = {F32: "<f4", TYPES["F16"]: "<f2"}  # by ggml type, what `values` can read
 LARGEST = float(np.finfo(np.float32).max)  # files hold the sums as float32
-NO_LAYER = -1  # layer of the output matrix
-BLOCKS = (16, 32)  # numbers whose sum some backends keep beside quantized activations
-CACHE = re.compile(r"cache_([kv])_l(\d+)")
-LAYER = re.compile(r"-(\d+)$")  # llama.cpp's names of nodes end in the layer
 SUM = re.compile(r"(attn_residual|ffn_residual|l_out)-(\d+)")  # plamo2.cpp and plamo3.cpp; l_out renames the second
 MIXER, FEED_FORWARD = "mixer", "feed-forward"
 # Outputs of the first layer in plamo2.cpp and plamo3.cpp, one column per token. The last layer keeps only output rows.
@@ -168,94 +164,6 @@ class InputSquares(Watched):
             raise EngineError(f"the input of {name} is not finite, or its squares exceed float32")
         self.sums[name] = total
         self.counts[name] = self.counts.get(name, 0) + len(rows)
-
-
-# ---------------------------------------------------------------- ranges
-
-
-@dataclass
-class Range:
-    """Largest absolute values met in one product, over finite numbers.
-
-    `weight_type`: ggml's number of the type the inputs are multiplied with. `largest`: of the inputs; `sums`: of the
-    sums of 16 and 32 consecutive inputs; `output`: of the results. `not_finite`: inputs that were infinite or NaN.
-    """
-
-    weight_type: int
-    largest: float = 0.0
-    sums: dict[int, float] = field(default_factory=lambda: dict.fromkeys(BLOCKS, 0.0))
-    output: float = 0.0
-    not_finite: int = 0
-
-    def take_in(self, values: np.ndarray) -> None:
-        """Widen the range by an array of inputs with rows along its last axis."""
-        rows = values.reshape(-1, values.shape[-1])
-        if not rows.size:  # a micro-batch without outputs
-            return
-        self.largest = max(self.largest, _largest(rows))
-        self.not_finite += int(rows.size - np.isfinite(rows).sum())
-        for n in BLOCKS:
-            if rows.shape[1] % n == 0:
-                self.sums[n] = max(self.sums[n], _largest(rows.reshape(len(rows), -1, n).sum(axis=-1)))
-
-
-class InputRanges(Watched):
-    """A model that records the ranges of its products' inputs during evaluation, under the current `phase`.
-
-    `found`: by (phase, kind, layer). A kind is a weight's name without block and `.weight`, or "kq", "kqv" (the two
-    products inside attention, or the query of a flash attention, which computes both), "cache_k", "cache_v" (values
-    stored in the key/value cache, which take its type). How a backend casts a number is not known here.
-    """
-
-    def __init__(self, path: Path | str, config: SessionConfig):
-        self.phase = "prompt"
-        self.found: dict[tuple[str, str, int], Range] = {}
-        super().__init__(path, config)
-
-    def wanted(self, node: Tensor) -> bool:
-        """Whether a node is a product, a flash attention or a store into a key/value cache, with F32 inputs."""
-        op = self.op(node.op)
-        if op == "SET_ROWS":
-            return bool(CACHE.search(name_of(node))) and node.src[0].contents.type == F32
-        if op == "FLASH_ATTN_EXT":
-            return bool(node.src[0].contents.type == F32)
-        return op == "MUL_MAT" and node.src[1].contents.type == F32
-
-    def see(self, node: Tensor) -> None:
-        """Widen the range of the product's inputs and results."""
-        op, first, second = self.op(node.op), node.src[0], node.src[1]
-        if op == "SET_ROWS":
-            cache: Any = CACHE.search(name_of(node))
-            kind, layer, inputs, meets = f"cache_{cache[1]}", int(cache[2]), first, node
-        elif op == "FLASH_ATTN_EXT":  # the node itself has no name
-            keys = CACHE.search(name_of(second.contents))
-            kind, layer, inputs, meets = "kq", int(keys[2]) if keys else NO_LAYER, first, second.contents
-        else:
-            (kind, layer), inputs, meets = _product(node), second, first.contents
-        seen = self.found.setdefault((self.phase, kind, layer), Range(meets.type))
-        seen.take_in(self.values(inputs))
-        if op == "MUL_MAT":
-            seen.output = max(seen.output, _largest(self.values(ctypes.pointer(node))))
-
-
-def _product(node: Tensor) -> tuple[str, int]:
-    """Kind and layer of a product, by the weight's name or, inside attention, by its own."""
-    weight, name = name_of(node.src[0].contents), name_of(node)
-    if weight.endswith(".weight"):
-        block = re.match(r"blk\.(\d+)\.", weight)
-        kind = weight.removeprefix(block[0] if block else "").removesuffix(".weight")
-        return kind, int(block[1]) if block else NO_LAYER
-    at = LAYER.search(name)
-    return LAYER.sub("", name), int(at[1]) if at else NO_LAYER
-
-
-def _largest(values: np.ndarray) -> float:
-    """The largest finite absolute value; 0 where none is finite."""
-    most = float(max(values.max(), -values.min())) if values.size else 0.0
-    if np.isfinite(most):
-        return most
-    finite = values[np.isfinite(values)]
-    return float(np.abs(finite).max()) if finite.size else 0.0
 
 
 # ---------------------------------------------------------------- parts and micro-batches

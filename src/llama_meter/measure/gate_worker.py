@@ -4,7 +4,6 @@ The file's content is not checked here: measure/checking.py lets through only fi
 """
 
 import os
-import platform
 import re
 import resource
 import sys
@@ -16,14 +15,13 @@ import numpy as np
 import psutil
 
 from llama_meter.engine import library
-from llama_meter.engine.nodes import InputRanges, Range
 from llama_meter.engine.session import EngineError, Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import machine, ranges, worker
+from llama_meter.measure import machine, worker
 from llama_meter.measure.checking import N_PROMPT, N_STEPS, Examination
 from llama_meter.measure.tolerance import LOOSEST, TOLERANCE
-from llama_meter.models import casts, header
+from llama_meter.models import header
 from llama_meter.oracle.compare import agreement
 from llama_meter.oracle.forward import Oracle
 from llama_meter.rows import Measured
@@ -67,7 +65,7 @@ def _watch_memory(n_bytes: int) -> None:
 def _examined(path: Path, log: list[str]) -> Measured:
     gpu = bool(library.describe()["gpu_offload"])
     worker.stage("load")
-    tokens, logits, seen = _probed(path)
+    tokens, logits = _decoded(path)
     checks: Checks = {"gpu": gpu, "finite_cpu": bool(np.isfinite(logits).all())}
     if match := re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log)):
         checks["n_rot"] = int(match.group(1))
@@ -78,22 +76,20 @@ def _examined(path: Path, log: list[str]) -> Measured:
     if checks["finite_cpu"]:
         worker.stage("oracle")
         checks |= _against_oracle(path, tokens, logits, notes)
-    worst = ranges.worst(seen, (casts.host(platform.machine()), "Metal", "CUDA"))
-    return Measured(checks=checks, log=notes, facts={"ranges": worst})
+    return Measured(checks=checks, log=notes)
 
 
-def _probed(path: Path) -> tuple[np.ndarray, np.ndarray, dict[tuple[str, str, int], Range]]:
-    """Random tokens (n,), the CPU's logits after each (n, n_vocab), and the ranges of what entered its products."""
-    with InputRanges(path, _config(0, n_threads=1)) as model:  # it stops at every product: more threads would wait
+def _decoded(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Random tokens (n,), and the CPU's logits after each (n, n_vocab)."""
+    with Session(path, _config(0, n_threads=1)) as model:
         tokens = np.random.default_rng(0).integers(FIRST_TOKEN, model.n_vocab, N_PROMPT + N_STEPS)
         worker.stage("prefill")
         rows = [model.prefill({0: tokens[:N_PROMPT]}, every=True)[0]]
         worker.stage("decode")
-        model.phase = "decode"
         for token in tokens[N_PROMPT:].tolist():
             model.decode({0: token})
             rows.append(model.logits()[None])
-        return tokens, np.concatenate(rows), model.found
+        return tokens, np.concatenate(rows)
 
 
 def _on_gpu(path: Path, tokens: np.ndarray) -> Checks:

@@ -15,10 +15,9 @@ from llama_meter.cells import Calls, Gate, Isolation, OnModel, Replay
 from llama_meter.engine import library
 from llama_meter.engine.nodes import PartSums
 from llama_meter.engine.session import Session
-from llama_meter.limits import FIRST_TOKEN
+from llama_meter.limits import BACKENDS, FIRST_TOKEN, backend
 from llama_meter.measure import sessions
 from llama_meter.measure.tolerance import part_tolerance, tolerance
-from llama_meter.models import casts
 from llama_meter.oracle.compare import agreement, relative_error
 from llama_meter.rows import Measured, told
 
@@ -155,8 +154,8 @@ def _consistent(cell: Gate, session: Session) -> Measured:
 def computed_on(cell: Gate) -> str:
     """The backend whose rounding the oracle follows: the GPU's where layers are on a known one, else the CPU's."""
     boards = library.gpus() if cell.n_gpu_layers else []
-    name = casts.backend(boards[0]) if boards else ""
-    return name if name in casts.ON_GPUS else "CPU"
+    name = backend(boards[0]["name"]) if boards else ""
+    return name if name in BACKENDS else "CPU"
 
 
 def _by_parts(

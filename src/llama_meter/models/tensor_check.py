@@ -3,11 +3,9 @@
 Weights are read only in models/check.py.
 """
 
-import platform
 from collections.abc import Iterator
 
 from llama_meter.errors import offer
-from llama_meter.models import casts
 from llama_meter.models.finding import AGAIN, Finding, block, listed, printable
 from llama_meter.models.header import Header, TensorRecord
 from llama_meter.models.mistaken import REST
@@ -106,24 +104,13 @@ def _types(tensors: list[TensorRecord]) -> Iterator[Finding]:
 
 
 def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
-    """Half-precision overflow (D5): the input of `ssm_out` is unnormalised, and some backends cast it to F16.
+    """Half-precision overflow (D5): the input of `ssm_out` is unnormalised, and Metal's kernels may cast it to F16.
 
-    `gpu`: weights are on a GPU, Metal's or CUDA's. Only the gate's probe shows how large the input becomes.
+    Read in llama.cpp 0c1e57098, ggml-metal/kernels/mul_mm.metal: from nine columns on, in every type but BF16. `gpu`:
+    the engine has one.
     """
-    types = sorted({t.type_name for t in header.tensors if t.name.endswith("ssm_out.weight")})
-    backends = ("Metal", "CUDA") if gpu else (casts.host(platform.machine()),)
-    limits = [
-        (cast, name)
-        for name in types
-        for backend in backends
-        for path in casts.PATHS
-        if (cast := casts.limit(backend, name, path))
-    ]
-    if not limits:
+    types = sorted({t.type_name for t in header.tensors if t.name.endswith("ssm_out.weight")} - {"BF16"})
+    if not types:
         return []
-    lowest = min(limits, key=lambda pair: pair[0].limit)[0]
-    why = (
-        f"ssm_out is {listed(dict.fromkeys(name for _, name in limits))}: {lowest.backend} casts its input to "
-        f"{lowest.cast}, which overflows beyond {lowest.limit:,.0f} (half-precision overflow, D5)"
-    )
+    why = f"ssm_out is {listed(types)}: Metal casts a prompt's input of it to F16, which ends at 65,504 (D5)"
     return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]

@@ -1,4 +1,4 @@
-"""The commands on model files: list, make, train, fetch, convert, check, quantize, ranges, scan."""
+"""The commands on model files: list, make, train, fetch, convert, check, quantize."""
 
 # Modules that load the hub's client are imported by the command that needs them: the others start a second sooner.
 
@@ -23,12 +23,11 @@ from llama_meter.models import (
     synthetic,
 )
 from llama_meter.models.finding import Finding, blocking
-from plamo_study.cli import report, report_models, scan as cli_scan
+from plamo_study.cli import report, report_models
 from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
-from plamo_study.cli.terminal import Grid, Terminal, echo
+from plamo_study.cli.terminal import echo
 
 app = typer.Typer(no_args_is_help=True, help="Model files: list, make, fetch, convert, check and quantize them.")
-app.command("scan")(cli_scan.scan)
 
 
 @app.command("list")
@@ -159,43 +158,6 @@ def quantize(
             imatrix = quantizing.compute_imatrix(source, imatrix_text, beside, progress(beside.name))
         quantizing.quantize(source, target, chosen, progress(target.name), imatrix, requantize)
     report_models.written(target)
-
-
-@app.command("ranges")
-def probe_ranges(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
-    text: Annotated[Path, typer.Option(help="a UTF-8 text; a short one is used whole")],
-    n_prompt: Annotated[int, typer.Option(help="tokens of the prompt, at most")] = 512,
-    n_gen: Annotated[int, typer.Option(help="tokens decoded after it, at most")] = 32,
-    gpu: Annotated[bool, typer.Option("--gpu", help="probe on the GPU instead of the CPU")] = False,
-    engine: Engine = None,
-    json: Json = False,
-) -> None:
-    """Find the largest input of every matrix product over a text, against the casts of CPU, Metal and CUDA."""
-    from llama_meter.measure import ranges
-
-    use_engine(engine)
-    measured = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
-    if json:
-        echo({"file": str(file), "checks": measured.checks, "series": measured.series})
-        return
-    from plamo_study.laws import numeric_range
-    from plamo_study.show.labels import table
-
-    probed = numeric_range.by_kind(numeric_range.ranges(measured.series).assign(model=""))
-    shown = table(
-        probed,
-        "kind prompt decode where layer factor verdict",
-        kind="product with",
-        prompt="largest input, prompt",
-        decode="largest input, decode",
-        where="closest limit",
-        factor="input / limit",
-    )
-    grid = Grid(*shown.frame.columns, leave=["layer", "closest limit"])
-    for line in shown.frame.astype(str).to_numpy().tolist():
-        grid.add(*line)
-    Terminal().print(grid, *shown.notes)
 
 
 def _record(file: Path, sha256: str, findings: list[Finding]) -> None:

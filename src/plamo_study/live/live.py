@@ -21,7 +21,7 @@ from llama_meter.measure import files, machine, runner
 from llama_meter.measure.asked import Sweep
 from llama_meter.measure.durations import lasts
 from llama_meter.measure.plan import Plan
-from llama_meter.models import casts, given, header, recipes
+from llama_meter.models import given, header, recipes
 from llama_meter.models.mixture import FLOATS
 from llama_meter.rows import Row
 from plamo_study.live import at_hand
@@ -158,26 +158,24 @@ def _wrong(row: Row) -> str:
 def _instead(gate: Gate) -> str:
     """What to do about a file whose gate failed; where `ssm_out` meets too narrow a type, the file to measure."""
     path, base = recipes.model_path(*gate.files[0]), gate.dtype.partition("-")[0]
-    if backend := _overflows(gate):
+    if _overflows(gate):
         asked = f"--type {base} --keep ssm_out=BF16" if base in FLOATS else f"--recipe {base}-ssm_out-BF16"
         return (
-            f"{backend} casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
+            f"Metal casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
             f"BF16, as the published study did: `plamo-study models quantize SOURCE.gguf {asked}`"
         )
     return f"`plamo-study models check '{path}'` looks for the cause"
 
 
-def _overflows(gate: Gate) -> str:
-    """The backend that casts the input of a file's `ssm_out` to F16, if its gate ran there."""
-    backend = "" if not gate.n_gpu_layers else "Metal" if machine.MACOS else "CUDA"
-    if not backend:
-        return ""
+def _overflows(gate: Gate) -> bool:
+    """Whether Metal casts the input of a file's `ssm_out` to F16, and its gate ran there."""
+    if not (gate.n_gpu_layers and machine.MACOS):
+        return False
     try:
         tensors = header.read(recipes.model_path(*gate.files[0])).tensors
     except (OSError, StudyError):
-        return ""
-    types = {tensor.type_name for tensor in tensors if tensor.name.endswith("ssm_out.weight")}
-    return backend if any(casts.limit(backend, dtype, path) for dtype in types for path in casts.PATHS) else ""
+        return False
+    return any(tensor.type_name != "BF16" for tensor in tensors if tensor.name.endswith("ssm_out.weight"))
 
 
 def named(cell: AnyCell) -> str:

@@ -11,8 +11,7 @@ from IPython.display import Markdown
 from llama_meter.cells import AnyCell, columns
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE
-from llama_meter.limits import LEAST_BLOCKS, RIGHT
-from llama_meter.models import casts
+from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
 from llama_meter.models.registry import GIVEN
 from llama_meter.stats import Estimate
 from plamo_study.arithmetic.ceilings import main_place, of_study, published
@@ -69,7 +68,7 @@ def provenance(recording: Recording) -> Table:
         f, (os,) = recording.facts[i], _of_system(recording, "machine", i, {"os": "os"})
         named = f"{_with_gpus(processors.processor(f), f)}, {processors.cores(f)}"
         entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {os}"))
-        entries += [("GPU", f"{gpu['chip']}, through {casts.backend(gpu)}") for gpu in f.get("gpus", ())]
+        entries += [("GPU", f"{gpu['chip']}, through {backend(gpu['name'])}") for gpu in f.get("gpus", ())]
     for i in engines:
         names = {"sha256": "engine_sha256", "description": "engine_description"}
         f, (libraries, description) = recording.facts[i], _of_system(recording, "engine", i, names)
