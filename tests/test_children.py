@@ -269,8 +269,8 @@ STOPPED = {
     ),
     "a quantizer": (
         "import sys; from pathlib import Path; from llama_meter.measure import quantizing\n"
-        "text = Path(sys.argv[2]) / 'text'; text.write_text('words and words ' * 100_000)\n"
-        "quantizing.compute_imatrix(Path(sys.argv[1]), text, text.with_name('out'))"
+        "from llama_meter.models.recipes import Recipe\n"
+        "quantizing.quantize(Path(sys.argv[1]), Path(sys.argv[2]) / 'out', Recipe('IQ3_S'))"
     ),
     "a server": (
         "import sys; from pathlib import Path; from llama_meter.serve import server\n"

@@ -170,7 +170,7 @@ ENDING = {  # every command, with arguments that bring it to an end within some 
     "models fetch": ["plamo-2-1b", "--offline"],
     "models convert": ["."],
     "models check": [str(mini_file())],
-    "models quantize": [str(mini_file()), "--type", "Q8_0", "--dry-run"],
+    "models quantize": [str(mini_file()), "--type", "Q9"],
     "models quality": [TEXT, "--scale", "weights"],
     "engine add": ["nothing"],
     "engine build": ["nothing"],

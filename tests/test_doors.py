@@ -19,7 +19,6 @@ from test_cli import in_one_process
 from llama_meter import disk, packs, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import result_file
-from llama_meter.models import recipes
 from llama_meter.models.finding import Finding
 from llama_meter.rows import Row
 from plamo_study.cli import report_models, rows as cli_rows, terminal
@@ -238,9 +237,7 @@ BAD_INPUT = {
     "long name of hosts": (("run", "01", "--hosts", LONG), "File name too long"),
     "pack in a pipe": (("rows", "add", "fifo"), "no regular file"),
     "pack without end": (("rows", "add", "/dev/zero"), "no regular file"),
-    "matrix in a pipe": (("models", "quantize", MODEL, *NEW, "--imatrix", "fifo"), "no regular file"),
     "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no regular file"),
-    "text of a matrix": (("models", "quantize", MODEL, *NEW, "--imatrix-text", "fifo"), "no regular file"),
     "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
@@ -342,11 +339,10 @@ def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, know
     monkeypatch.setattr(packs, "machines", lambda: known_machines)
     monkeypatch.setenv("COLUMNS", str(width))
     cli_rows.list_machines()
-    report_models.sizes(recipes.plan_sizes(mini_file(), recipes.RECIPES["Q4_0-ssm_out-BF16"]), as_json=False)
     report_models.findings(Path("own.gguf"), [Finding("blocking", "cut-short", "is cut short", "fetch it again")])
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= width
-    words = {machine for _, machine, _, _ in known_machines} | {"post_attention_norm", "1,048,576", "cut-short"}
+    words = {machine for _, machine, _, _ in known_machines} | {"cut-short"}
     assert words <= set(said.replace("│", " ").split())
 
 

@@ -1,7 +1,7 @@
 """A model whose graph nodes are looked at while it evaluates, through llama.cpp's evaluation callback.
 
 `Watched` stops the graph at the nodes a subclass wants and hands them over; what they are wanted for, the subclasses
-say: squared inputs for an importance matrix, residual sums for the gate, sizes of micro-batches.
+say: residual sums for the gate, sizes of micro-batches.
 Stopping costs time, so nothing is timed in such a session.
 """
 
@@ -18,7 +18,6 @@ from llama_meter.engine.ggml import F32, OBJECT_SIZE, TYPES, Library, Tensor, gg
 from llama_meter.engine.session import EngineError, Session, SessionConfig
 
 NUMBERS = {F32: "<f4", TYPES["F16"]: "<f2"}  # by ggml type, what `values` can read
-LARGEST = float(np.finfo(np.float32).max)  # files hold the sums as float32
 SUM = re.compile(r"(attn_residual|ffn_residual|l_out)-(\d+)")  # plamo2.cpp and plamo3.cpp; l_out renames the second
 MIXER, FEED_FORWARD = "mixer", "feed-forward"
 # Outputs of the first layer in plamo2.cpp and plamo3.cpp, one column per token. The last layer keeps only output rows.
@@ -113,57 +112,6 @@ def name_of(node: Tensor) -> str:
     """A node's name; a backend's copy of a tensor is named like `CUDA0#blk.0.ffn_up.weight#0`."""
     parts = node.name.decode(errors="replace").split("#")
     return str(parts[1] if len(parts) > 1 else parts[0])
-
-
-# ---------------------------------------------------------------- squared inputs
-
-
-class InputSquares(Watched):
-    """A model that sums the squared inputs of its blocks' matrices while it evaluates texts, as llama-imatrix does.
-
-    `sums`: by tensor name, (n_columns,) float64; `counts`: the tokens summed over. `config` sets context and threads.
-    Products with experts are left out: PLaMo has none.
-
-    Every call evaluates ONE sequence. llama-imatrix packs n_batch / n_ctx pieces of text as parallel sequences, which
-    PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums belong to another computation.
-
-    Raises EngineError also where a text is refused or an input is not finite.
-    """
-
-    def __init__(self, path: Path | str, config: SessionConfig):
-        self.sums: dict[str, np.ndarray] = {}
-        self.counts: dict[str, int] = {}
-        super().__init__(path, config)
-
-    def add(self, tokens: np.ndarray) -> None:
-        """Evaluate one piece of text alone, with outputs at every position, and add its products' squared inputs.
-
-        As in llama-imatrix, the beginning-of-text token replaces the first token if the model uses one.
-        """
-        self.clear()
-        tokens = np.array(tokens)
-        if self.bos is not None:
-            tokens[:1] = self.bos
-        self.verify({0: tokens})
-
-    def wanted(self, node: Tensor) -> bool:
-        """Whether a node is a product of a block's weights with F32 inputs."""
-        if self.op(node.op) != "MUL_MAT":
-            return False
-        return name_of(node.src[0].contents).startswith("blk.") and node.src[1].contents.type == F32
-
-    def see(self, node: Tensor) -> None:
-        """Add the squares of the product's inputs."""
-        weights, inputs = node.src[0].contents, node.src[1]
-        name = name_of(weights)
-        if weights.ne[2] * weights.ne[3] != 1:
-            raise EngineError(f"{name} is more than one matrix")
-        rows = self.values(inputs).reshape(-1, inputs.contents.ne[0])
-        total = self.sums.get(name, 0.0) + np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
-        if not (total <= LARGEST).all():  # also catches NaN
-            raise EngineError(f"the input of {name} is not finite, or its squares exceed float32")
-        self.sums[name] = total
-        self.counts[name] = self.counts.get(name, 0) + len(rows)
 
 
 # ---------------------------------------------------------------- parts and micro-batches

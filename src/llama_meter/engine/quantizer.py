@@ -1,6 +1,6 @@
 """llama.cpp's own quantizer, called in this process. It can abort, so give it a process of its own.
 
-It does not know recipes or importance matrices as files: types are numbers, sums are arrays.
+It does not know recipes: types are numbers.
 """
 
 import ctypes
@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llama_meter.engine.bindings import llama
 from llama_meter.engine.session import EngineError
 
 BUFFER = 1 << 28  # bytes of one tensor's rows in memory at a time; llama.cpp's own default is 8 GiB
-LONGEST = 127  # bytes of a key or a text in llama_model_kv_override
+LONGEST = 127  # bytes of a key in llama_model_kv_override
 _keep_alive: list[Any] = []
 
 
@@ -23,28 +21,23 @@ def quantize(
     out: Path,
     file_type: int,
     patterns: Sequence[tuple[str, int]] = (),
-    metadata: Mapping[str, int | str] | None = None,
-    imatrix: Mapping[str, np.ndarray] | None = None,
+    metadata: Mapping[str, int] | None = None,
     n_threads: int = 0,
     requantize: bool = False,
-    dry_run: bool = False,
 ) -> None:
     """Write `out`: `source` as llama_ftype `file_type`, logging one line per tensor.
 
     `patterns`: (regular expression, ggml type) pairs; the first one that matches a tensor's name decides. They apply
-    only to a quantized file type. `imatrix` holds the mean square per input column, float32, by tensor name;
-    `metadata` goes into the file (texts are cut at 127 bytes). `n_threads` 0 means all.
+    only to a quantized file type. `metadata` goes into the file. `n_threads` 0 means all.
     Raises EngineError when llama.cpp refuses, or the build does not match the binding.
     """
     llama.llama_backend_init()
     params = llama.llama_model_quantize_default_params()
     check_layout(params)
     params.nthread, params.ftype, params.max_buf_size = n_threads, file_type, BUFFER
-    params.allow_requantize, params.dry_run = requantize, dry_run
+    params.allow_requantize = requantize
     if patterns:
         params.tt_overrides = _overrides(patterns)
-    if imatrix:
-        params.imatrix = _entries({name: np.ascontiguousarray(v, dtype=np.float32) for name, v in imatrix.items()})
     if metadata:
         params.kv_overrides = _metadata(metadata)
     if llama.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params)):
@@ -65,29 +58,12 @@ def _overrides(patterns: Sequence[tuple[str, int]]) -> Any:
     return _array(llama.llama_model_tensor_override, [*entries, llama.llama_model_tensor_override()])
 
 
-def _entries(imatrix: Mapping[str, np.ndarray]) -> Any:
-    _keep_alive.append(imatrix)
-    pointer = ctypes.POINTER(ctypes.c_float)
-    entries = [
-        llama.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(pointer), values.size)
-        for name, values in imatrix.items()
-    ]
-    return _array(llama.llama_model_imatrix_data, [*entries, llama.llama_model_imatrix_data()])
-
-
-def _metadata(values: Mapping[str, int | str]) -> Any:
+def _metadata(values: Mapping[str, int]) -> Any:
     entries = []
     for key, value in values.items():
-        if isinstance(value, str):
-            tag, held = llama.LLAMA_KV_OVERRIDE_TYPE_STR, llama.llama_model_kv_override_value(val_str=_cut(value))
-        else:
-            tag, held = llama.LLAMA_KV_OVERRIDE_TYPE_INT, llama.llama_model_kv_override_value(val_i64=value)
+        tag, held = llama.LLAMA_KV_OVERRIDE_TYPE_INT, llama.llama_model_kv_override_value(val_i64=value)
         entries.append(llama.llama_model_kv_override(tag, key.encode()[:LONGEST], held))
     return _array(llama.llama_model_kv_override, [*entries, llama.llama_model_kv_override()])
-
-
-def _cut(text: str) -> bytes:
-    return text.encode()[:LONGEST].decode(errors="ignore").encode()
 
 
 def _array(kind: Any, entries: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Quantized files and importance matrices, made by llama.cpp in a separate process, since it can abort or hang.
+"""Quantized files, made by llama.cpp in a separate process, since it can abort or hang.
 
 It is in measure/ because it starts processes that drive the engine, which models/ may not. The resulting types are in
 models/recipes.py. A child ends when its stdin closes, so it cannot outlive its parent. It knows no recipes: types are
@@ -19,46 +19,34 @@ from pathlib import Path
 
 import msgspec
 
-from llama_meter import children, disk
+from llama_meter import children
 from llama_meter.disk import growing
 from llama_meter.errors import StudyError, of_memory, offer_check, unwritable
 from llama_meter.measure import machine, worker
 from llama_meter.measure.process import ASSERT
-from llama_meter.models import imatrix as matrices, recipes, tensors
-from llama_meter.models.gguf_file import Progress, check_space
+from llama_meter.models import recipes
+from llama_meter.models.gguf_file import Progress
 from llama_meter.models.recipes import Recipe
 from llama_meter.rows import Measured
 
-CHUNK = 512  # tokens evaluated together for an importance matrix, llama-imatrix's default
 SILENCE_S = 600.0  # longest wait for a line of the child's log: a tensor of 0.5 G weights takes less
 LOG_LINES = 50
-TENSOR = re.compile(r"\[ *(\d+)/ *\d+\]")  # llama.cpp's log: this tensor is being written
+TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\]")  # llama.cpp's log: this tensor is being written
 REFUSED = re.compile(r"(?<=failed to quantize: ).*|(?<=error loading model: ).*")
 OWN = re.compile(r"^@error \w+: (.*)")
 LIFELINE = "0"  # stdin
 
 
 class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The child's arguments to the quantizer, which writes `out`. `imatrix`: path of an importance matrix, or empty."""
+    """The child's arguments to the quantizer, which writes `out`."""
 
     source: str
     out: str = ""
     file_type: int
     patterns: list[tuple[str, int]] = []
-    metadata: dict[str, int | str] = {}
-    imatrix: str = ""
+    metadata: dict[str, int] = {}
     requantize: bool = False
     n_threads: int = 0
-
-
-class Evaluating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The child's job for an importance matrix."""
-
-    source: str
-    text: str
-    out: str = ""
-    chunk: int
-    n_threads: int
 
 
 def quantize(
@@ -66,68 +54,42 @@ def quantize(
     out: Path,
     recipe: Recipe,
     progress: Progress | None = None,
-    imatrix: Path | None = None,
     requantize: bool = False,
     silence_s: float = SILENCE_S,
 ) -> Path:
     """Write `source`, quantized by llama.cpp as the recipe says, to `out` and return it; a failure leaves no file.
 
-    `progress` is called with (bytes done, total bytes) of `out`. Raises StudyError wherever `recipes.plan_sizes` and
-    `imatrix.read` do, when `out` is `source` or the disk is too full, and when the quantizer refuses, aborts, or prints
-    nothing for `silence_s` seconds.
+    `progress` is called with (bytes done, total bytes) of `source`, as the share of its tensors that are done. Raises
+    StudyError wherever `recipes.check_source` does, when `out` is `source` or the disk is too full, and when the
+    quantizer refuses, aborts, or prints nothing for `silence_s` seconds.
     """
-    weights = matrices.read(imatrix) if imatrix else None
-    steps = recipes.plan_sizes(source, recipe, weights or False, requantize)
-    sizes = [step.after.n_bytes for step in steps]
+    recipes.check_source(source, recipe, requantize)
+    size = source.stat().st_size
     file_type, patterns, right = recipes.quantizer_arguments(recipe)
     job = Quantizing(
         source=str(source),
         file_type=file_type,
         patterns=patterns,
-        metadata={**right, **(_provenance(imatrix, weights) if imatrix and weights else {})},
-        imatrix=str(imatrix or ""),
+        metadata=right,
         requantize=requantize,
         n_threads=machine.performance_cores(),
     )
 
     def on_line(line: str) -> None:
         if progress and (at := TENSOR.match(line)):
-            progress(sum(sizes[: int(at[1])]), sum(sizes))
+            progress(size * int(at[1]) // int(at[2]), size)
 
-    return _make(job, out, sum(sizes) + _header_bytes(source, steps), on_line, silence_s)
-
-
-def compute_imatrix(
-    source: Path,
-    text: Path,
-    out: Path,
-    progress: Progress | None = None,
-    chunk: int = CHUNK,
-    silence_s: float = SILENCE_S,
-) -> Path:
-    """Write the importance matrix of `source` over a UTF-8 text, `chunk` tokens at a time, and return its path.
-
-    Each chunk is evaluated alone, from an empty state, on the CPU; an incomplete last chunk is not.
-    Progress counts bytes of text. Raises StudyError for a text that is unreadable, not UTF-8 or too short, and when
-    the engine refuses the model, aborts, meets non-finite values, or prints nothing for `silence_s` seconds.
-    """
-    n_bytes = sum(4 * tensor.shape[-1] for tensor in tensors.tensor_table(source))
-    size = _text_size(text)
-    job = Evaluating(source=str(source), text=str(text), chunk=chunk, n_threads=machine.performance_cores())
-
-    def on_line(line: str) -> None:
-        if progress and line.startswith("@chunk "):
-            done, total = map(int, line.split()[1:])
-            progress(size * done // total, size)
-
-    return _make(job, out, n_bytes, on_line, silence_s)
+    return _make(job, out, on_line, silence_s)
 
 
-def _make(
-    job: Quantizing | Evaluating, out: Path, n_bytes: int, on_line: Callable[[str], None], silence_s: float
-) -> Path:
+def _make(job: Quantizing, out: Path, on_line: Callable[[str], None], silence_s: float) -> Path:
     """Run the job; its output becomes `out` if it succeeds, and is removed otherwise."""
-    _check_target(Path(job.source), out, n_bytes)
+    if out.resolve() == Path(job.source).resolve():
+        raise StudyError(str(out), "is the source itself", "name another file with --out")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(out, error) from error
     with growing(out) as partial:
         code, log = _run(msgspec.structs.replace(job, out=str(partial)), on_line, silence_s)
         if code is None:
@@ -138,9 +100,7 @@ def _make(
     return out
 
 
-def _run(
-    job: Quantizing | Evaluating, on_line: Callable[[str], None], silence_s: float
-) -> tuple[int | None, list[str]]:
+def _run(job: Quantizing, on_line: Callable[[str], None], silence_s: float) -> tuple[int | None, list[str]]:
     """One child from spawn to end: its exit code, None when it was silent too long, and the end of its log."""
     command = children.python("-m", worker.__name__, LIFELINE, __name__)
     pipe, log = subprocess.PIPE, deque[str](maxlen=LOG_LINES)
@@ -184,7 +144,7 @@ def _follow(log_fd: int, log: deque[str], on_line: Callable[[str], None], silenc
     return False
 
 
-def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str]) -> StudyError:
+def _failure(job: Quantizing, out: Path, code: int, log: list[str]) -> StudyError:
     for line in log:
         if line.startswith("@study "):
             return StudyError(*json.loads(line.removeprefix("@study ")))
@@ -197,39 +157,10 @@ def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str])
     return StudyError(job.source, f"the engine {ended}: {why}", offer_check(job.source))
 
 
-def _provenance(path: Path, weights: matrices.Imatrix) -> dict[str, int | str]:
-    """The keys that llama-quantize writes; the file by its name alone, to keep folders private."""
-    return {
-        "quantize.imatrix.file": path.name,
-        "quantize.imatrix.dataset": weights.dataset,
-        "quantize.imatrix.entries_count": len(weights.sums),
-        "quantize.imatrix.chunks_count": weights.chunks,
-    }
-
-
-def _header_bytes(source: Path, steps: list[recipes.Step]) -> int:
-    """Bytes of a file besides its tensors, with room for added keys and padding."""
-    return source.stat().st_size - sum(step.before.n_bytes for step in steps) + 64 * len(steps) + (1 << 20)
-
-
-def _check_target(source: Path, out: Path, n_bytes: int) -> None:
-    if out.resolve() == source.resolve():
-        raise StudyError(str(out), "is the source itself", "name another file with --out")
-    try:
-        check_space(out, n_bytes)
-    except OSError as error:
-        raise unwritable(out, error) from error
-
-
-def _text_size(path: Path) -> int:
-    """Size in bytes of a UTF-8 text."""
-    return len(disk.text(path).encode())
-
-
-def _do(job: Quantizing | Evaluating) -> Measured:
+def _do(job: Quantizing) -> Measured:
     """In the child: do the job; the parent follows the log on stderr."""
     try:
-        _quantize(job) if isinstance(job, Quantizing) else _evaluate(job)
+        _quantize(job)
     except Exception as error:
         refusal = error if isinstance(error, StudyError) else of_memory(error, job.source)
         if refusal:
@@ -248,36 +179,13 @@ def _quantize(job: Quantizing) -> None:
         job.file_type,
         job.patterns,
         job.metadata,
-        matrices.read(Path(job.imatrix)).means() if job.imatrix else None,
         job.n_threads,
         job.requantize,
     )
-
-
-def _evaluate(job: Evaluating) -> None:
-    from llama_meter.engine import library  # the engine, which only the child loads
-    from llama_meter.engine.nodes import InputSquares  # the same
-    from llama_meter.engine.session import SessionConfig  # the same
-
-    library.log_to_stderr()
-    config = SessionConfig(n_ctx_seq=job.chunk, n_threads=job.n_threads, n_threads_batch=job.n_threads)
-    text = Path(job.text)
-    with InputSquares(job.source, config) as model:
-        tokens = model.tokenize(text.read_bytes())
-        chunks = len(tokens) // job.chunk
-        if not chunks:
-            why = f"is {len(tokens)} tokens long, one piece takes {job.chunk}"
-            raise StudyError(str(text), why, "give a longer text: some 100 pieces make a usable matrix")
-        for i in range(chunks):
-            _say(f"@chunk {i} {chunks}")
-            model.add(tokens[i * job.chunk : (i + 1) * job.chunk])
-        _say(f"@chunk {chunks} {chunks}")
-    imatrix = matrices.Imatrix(model.sums, model.counts, text.name, chunks, job.chunk)
-    matrices.write(Path(job.out), imatrix)
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-RUNS = {Quantizing: _do, Evaluating: _do}
+RUNS = {Quantizing: _do}

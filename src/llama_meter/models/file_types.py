@@ -38,6 +38,7 @@ FILE_TYPES = {  # llama.cpp's file types (llama.h, enum llama_ftype), and the ty
     "TQ2_0": (37, "TQ2_0"),
     "TQ1_0": (36, "TQ1_0"),
 }
+FLOATS = ("F32", "F16", "BF16")
 NOT_WRITTEN = {  # llama.cpp's other names: why no PLaMo file is written in it, and what to give instead
     "MXFP4_MOE": (
         "is MXFP4 for experts and Q8_0 for all else, and PLaMo has no experts: the file would be Q8_0 by another name",

@@ -77,7 +77,7 @@ def _entry(spec: ModelSpec) -> Entry:
 
 def _ggufs(spec: ModelSpec) -> Iterator[FileHere]:
     start = f"{spec.name}.{spec.scale}."
-    for path in sorted(p for p in paths.MODELS.glob(f"{start}*.gguf") if not p.name.endswith(".imatrix.gguf")):
+    for path in sorted(p for p in paths.MODELS.glob(f"{start}*.gguf")):
         kind, size = path.name.removeprefix(start).removesuffix(".gguf"), path.stat().st_size
         sha256, summary = recorded(path)
         if not sha256 and size <= SHORT:

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from llama_meter.errors import offer
 from llama_meter.models.finding import Finding, block, listed
 from llama_meter.models.header import Header
 
@@ -14,7 +13,7 @@ ROLES = {  # general.type, or an architecture that is no language model -> what 
         "a LoRA adapter",
         "merge it first: llama-export-lora -m BASE.gguf --lora FILE -o OUT.gguf, then use OUT.gguf",
     ),
-    "imatrix": ("an importance matrix", offer("models quantize SOURCE --imatrix FILE")),
+    "imatrix": ("an importance matrix", "name the model that it was made for"),
     "mmproj": ("a projector of images or sound", "name the language model that it came with"),
     "clip": ("a projector of images or sound", "name the language model that it came with"),
     "controlvector": ("a control vector", "name the model that it is applied to"),

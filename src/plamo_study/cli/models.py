@@ -14,7 +14,6 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import checking, plan, quantizing
 from llama_meter.models import (
     convert,
-    imatrix as matrices,
     inventory,
     mistaken,
     recipes,
@@ -129,34 +128,18 @@ def quantize(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="KIND=TYPE", help="another type for a kind of tensor, e.g. ssm_out=BF16")
     ] = None,
-    imatrix: Annotated[Path | None, typer.Option(help="an importance matrix, in llama-imatrix's GGUF format")] = None,
-    imatrix_text: Annotated[
-        Path | None, typer.Option(help="a UTF-8 text to compute a matrix from, which is kept beside the output")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only print the new type of each kind of tensor")] = False,
     out: Annotated[Path | None, typer.Option(help="default: beside SOURCE, named by the recipe")] = None,
     force: Replace = False,
     requantize: Annotated[bool, typer.Option("--requantize", help="accept a source that is already quantized")] = False,
     json: Json = False,
 ) -> None:
     """Quantize a file with llama.cpp's own quantizer, by type or recipe, with exceptions per kind of tensor."""
-    if imatrix and imatrix_text:
-        raise StudyError("the command line", "names two importance matrices", "give --imatrix or --imatrix-text")
     chosen = recipes.chosen(recipe, file_type, keep or [])
     mistaken.check_path(source)
     target = recipes.default_out(source, chosen) if out is None else out
-    if dry_run:
-        importance = matrices.read(imatrix) if imatrix else imatrix_text is not None
-        report_models.sizes(recipes.plan_sizes(source, chosen, importance, requantize), json)
-        return
     check_out(target, force)
-    beside = target.with_suffix(".imatrix.gguf")
-    if imatrix_text:
-        check_out(beside, force)
     with report.bytes_progress() as progress:
-        if imatrix_text:
-            imatrix = quantizing.compute_imatrix(source, imatrix_text, beside, progress(beside.name))
-        quantizing.quantize(source, target, chosen, progress(target.name), imatrix, requantize)
+        quantizing.quantize(source, target, chosen, progress(target.name), requantize)
     report_models.written(target)
 
 

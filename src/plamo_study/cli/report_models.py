@@ -1,15 +1,13 @@
 """Output of the commands on model files: tables on stdout, notes on stderr."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import typer
 from rich.text import Text
 
 from llama_meter.disk import plain
-from llama_meter.models import inventory, recipes, registry, snapshots
+from llama_meter.models import inventory, registry, snapshots
 from llama_meter.models.finding import Finding
 from llama_meter.models.registry import ModelSpec
 from plamo_study.cli.report import console, short
@@ -75,19 +73,3 @@ def findings(path: Path, entries: list[Finding]) -> None:
         severity = Text(finding.severity, style=STYLES[finding.severity])
         shown.add(severity, finding.code, Text(finding.evidence), Text(finding.mend))
     Terminal().print(shown if entries else Text(f"{short(path)}: nothing found"))
-
-
-def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:
-    """Print the dry run of a quantization: the new type of each tensor kind, and the sum."""
-    kinds = recipes.by_kind(steps)
-    if as_json:
-        typer.echo(json.dumps([asdict(kind) for kind in kinds]))
-        return
-    columns = ("tensors", "number", "from", "bytes", "to", "bytes", "rows that fit no block")
-    shown = Grid(*columns, leave=("rows that fit no block", "from", "number"))
-    for kind in kinds:
-        after = (kind.types_after, f"{kind.bytes_after:,}", str(kind.fallbacks or ""))
-        shown.add(kind.kind, str(kind.n_tensors), kind.types_before, f"{kind.bytes_before:,}", *after)
-    before, total = sum(kind.bytes_before for kind in kinds), sum(kind.bytes_after for kind in kinds)
-    shown.add("all", str(len(steps)), "", f"{before:,}", "", f"{total:,}", bold=True)
-    Terminal().print(shown)

@@ -22,7 +22,7 @@ from llama_meter.measure.asked import Sweep
 from llama_meter.measure.durations import lasts
 from llama_meter.measure.plan import Plan
 from llama_meter.models import given, header, recipes
-from llama_meter.models.mixture import FLOATS
+from llama_meter.models.file_types import FLOATS
 from llama_meter.rows import Row
 from plamo_study.live import at_hand
 
