@@ -121,8 +121,7 @@ def machine_of(names: list[str], records: list) -> list:
 def owned(row: Row, machine: str, meter: str) -> Row:
     key = row_key(row.study, row.cell, row.model, row.engine, machine, row.replicate, *row.others)
     given = row.conditions
-    timed = given.timed and msgspec.structs.replace(given.timed, joules={meter: 5.0}, limits_w={meter: 9.0})
-    conditions = msgspec.structs.replace(given, timed=timed, power_source=meter, thermal=meter)
+    conditions = msgspec.structs.replace(given, power_source=meter, thermal=meter)
     return msgspec.structs.replace(row, machine=machine, key=f"{key}{row.anchor}", conditions=conditions)
 
 

@@ -21,10 +21,8 @@ MODULES = modules()
 PEERS = "llama_meter.measure.peers"  # processes of ours that talk to one another
 SYSTEM = "llama_meter.measure.machine"  # what differs between Linux and macOS, the C library too
 ONE_READER = {  # laws that one page asks, and that tests hold on made-up input
-    "frontier": "protects one class of tensors after the other, and is counted byte by byte",
     "predictions": "holds every way to predict a load against what was measured of it, none on its own fit",
     "speed_ups": "computes drafting at any acceptance from one process; tests know the answer in closed form",
-    "thresholds": "from which input on a type fails, by build and phase",
     "turning": "bisects where a pass waits for compute; tests know where",
 }
 A_ROW = re.compile(r"\[.*\bRow\b")  # rows in a list, an iterable, or whatever holds several

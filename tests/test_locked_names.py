@@ -15,7 +15,6 @@ from llama_meter.measure import process
 from llama_meter.serve import server
 from llama_meter.workloads import replica
 from plamo_study.arithmetic import kernels
-from plamo_study.laws import gpu
 
 READ = (  # files of llama.cpp, and of the bindings
     "ggml/src/ggml-backend.cpp", "ggml/src/ggml-cpu/repack.cpp", "ggml/src/ggml-cpu/ggml-cpu.cpp", "ggml/src/ggml.c",
@@ -84,7 +83,6 @@ def test_backends_have_the_names_that_the_registry_gives_them():
     assert f'#define GGML_CUDA_NAME "{BACKENDS["CUDA"]}"' in cuda
     assert f'#define GGML_VK_NAME "{BACKENDS["Vulkan"]}"' in vulkan
     assert BACKENDS["Metal"] == metal()
-    assert set(gpu.FORECASTS) <= set(BACKENDS.values())
 
 
 def test_what_a_build_says_of_itself_is_made_of_the_features_in_the_sources():

@@ -16,7 +16,6 @@ from test_runner import small_plan
 from test_watch import made_up
 
 from llama_meter import journal
-from llama_meter.cells import Idle
 from llama_meter.measure import bench, machine, runner, system, watch
 from llama_meter.measure.facts import Machine
 from llama_meter.measure.process import work
@@ -296,7 +295,7 @@ def test_a_row_is_marked_by_the_state_before_it_as_by_the_state_after_it():
         ({"gpu_used": 0.2}, ""),
     ):
         other = msgspec.structs.replace(USUAL, **change)
-        for cell in (timed, offloaded, Idle(seconds=1)):
+        for cell in (timed, offloaded):
             assert judged(cell, before=other) == judged(cell, after=other) == why, change
         assert judged(mini("gate"), before=other, after=other) == ""
     assert judged(timed, State(), State()) == judged(timed, None) == "", "what nobody says marks nothing"

@@ -11,7 +11,7 @@ from conftest import mini, mini_file
 from test_watch import LIMIT_S, SECOND, made_up
 
 from llama_meter import journal, paths
-from llama_meter.cells import Idle, Read
+from llama_meter.cells import Read
 from llama_meter.measure import machine, process, system, watch
 from llama_meter.measure.worker import Job
 from llama_meter.rows import Conditions, Evidence, Row
@@ -209,7 +209,7 @@ def test_threads_that_ran_far_less_than_they_could_are_marked_though_nobody_says
     assert cause(two, cpu_ns=SECOND * 19 // 10) == ""
     assert cause(two, wall_ns=SECOND // 10, cpu_ns=SECOND // 10) == "", "too short to tell"
     assert cause(two, waited_ns=None) == "", "on a Mac a library computes prompts while threads sleep"
-    for cell in (mini("decode", n_gen=4, n_threads=2, n_gpu_layers=-1), Read(n_threads=2), Idle(seconds=1)):
+    for cell in (mini("decode", n_gen=4, n_threads=2, n_gpu_layers=-1), Read(n_threads=2)):
         assert cause(cell) == "", "threads that wait for a GPU or for memory, or have nothing to do"
 
 

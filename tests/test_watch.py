@@ -16,7 +16,6 @@ from conftest import HYBRID, mini, mini_file
 from test_runner import remembered, small_plan
 
 from llama_meter import journal
-from llama_meter.cells import Idle
 from llama_meter.measure import bench, machine, process, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
@@ -202,7 +201,6 @@ def test_a_row_is_marked_by_what_slowed_it_where_its_result_is_a_time():
         (timed, {"thermal": "moderate"}, watch.HEAT),
         (mini("gate"), {"thermal": "moderate"}, ""),
         (timed, {"gpu_used": 0.9}, watch.GPU),
-        (Idle(seconds=1), {"gpu_used": 0.9}, watch.GPU),
         (offloaded, {"gpu_used": 0.9}, ""),
         (timed, {"gpu_used": 0.03}, ""),
     ):

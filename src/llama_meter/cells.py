@@ -54,13 +54,6 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
         return ()
 
 
-class Idle(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing, for so long: what the machine's energy meters count of it is no work's."""
-
-    timed = True
-    seconds: int = field(default=0, name="size")
-
-
 class OnEngine(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine computes."""
 
@@ -482,7 +475,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Trace | Depth
     | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
-    | Naive | Arrival | Idle | Hybrid | Answers | Handover | Relay
+    | Naive | Arrival | Hybrid | Answers | Handover | Relay
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}

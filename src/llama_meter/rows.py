@@ -66,8 +66,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hot: int | None = None  # times a CPU was slowed because it was hot
     stops: int = 0  # times that the worker, or a process that computed for it, was stopped and went on
     held_ns: int = 0  # seen from outside: it was stopped, or the machine slept or stood still
-    joules: dict[str, float] = {}  # by meter, of the whole machine
-    limits_w: dict[str, float] = {}  # the power that each meter's part was held under, of those that say so
 
 
 class Conditions(State, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
-from math import nan
 from typing import Any
 
 import msgspec
@@ -32,7 +31,7 @@ from llama_meter.limits import (
     THROTTLED_LIMIT,
     WAITED_LIMIT,
 )
-from llama_meter.measure import energy, machine, system
+from llama_meter.measure import machine, system
 from llama_meter.measure.system import optional
 from llama_meter.rows import Conditions, Evidence, Row, State
 
@@ -49,18 +48,15 @@ def timed(*helpers: int) -> Iterator[None]:
     `helpers`: pids of living processes that compute for this job; their CPU time and waiting count as its own.
     """
     stops(helpers)  # earlier stops do not count
-    theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
+    theirs, before = _of_helpers(helpers), machine.counters()
     yield
-    total = energy.counted()
     evidence = since(before, machine.counters())
-    joules = energy.between(spent, total, evidence.wall_ns / 1e9)
     after = _of_helpers(helpers)  # a helper that ended meanwhile can no longer be read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     changes: dict[str, int | None] = {"cpu_ns": evidence.cpu_ns + ran, "stops": evidence.stops + stops(helpers)}
     changes["others_ns"] = None if evidence.others_ns is None else max(evidence.others_ns - ran, 0)
     changes["waited_ns"] = None if evidence.waited_ns is None else evidence.waited_ns + waited
-    limits_w = energy.limits() if joules else {}
-    _parts.append(msgspec.structs.replace(evidence, **changes, joules=joules, limits_w=limits_w))
+    _parts.append(msgspec.structs.replace(evidence, **changes))
 
 
 def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
@@ -127,10 +123,7 @@ def since(before: machine.Counters, after: machine.Counters) -> Evidence:
 
 def added(parts: list[Evidence]) -> Evidence:
     """The sum of several intervals, with the lowest clock of them."""
-    joules = {name: sum(part.joules.get(name, nan) for part in parts) for part in parts for name in part.joules}
-    whole = {name: number for name, number in joules.items() if number == number}  # counted in every part
-    limits_w = {name: watts for part in parts for name, watts in part.limits_w.items()}
-    total: dict[str, Any] = {"cpus": parts[0].cpus, "joules": whole, "limits_w": limits_w}
+    total: dict[str, Any] = {"cpus": parts[0].cpus}
     for name in Evidence.__struct_fields__:
         values = [value for part in parts if (value := getattr(part, name)) is not None]
         if name not in total:

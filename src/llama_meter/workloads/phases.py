@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from llama_meter.cells import Cell, Decode, Gate, Idle, Isolation, MatMul, OnModel, Overhead, Prefill, Read, Replay
+from llama_meter.cells import Cell, Decode, Gate, Isolation, MatMul, OnModel, Overhead, Prefill, Read, Replay
 from llama_meter.engine import kernels, library
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
@@ -38,11 +38,6 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         stage(cell.workload)
         with watch.timed():
             return _read(cell) if isinstance(cell, Read) else _matmul(cell)
-    if isinstance(cell, Idle):
-        stage(cell.workload)
-        with watch.timed():
-            time.sleep(cell.seconds)
-        return Measured(samples_ns=[[cell.seconds * 10**9]])
     assert isinstance(cell, OnModel)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from llama_meter.cells import Cell, Idle, Prefill
-from llama_meter.measure import energy
+from llama_meter.cells import Cell, Prefill
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     DEPTH,
@@ -19,7 +18,6 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 
-IDLE_S = 10
 PROMPTS, LONG, ANSWER = (128, 512, 2048), 512, 512  # tokens read; read three times up to LONG; and written
 
 
@@ -48,8 +46,6 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
     if sweep.files and not (sweep.n_prompt or sweep.n_gen):  # our own choice gives way to a short context
         asked = [cell for cell in asked if fits(cell)]
     limits = limits_of(files, scale, sweep, gpu, threads)
-    if energy.meters():  # idle power belongs to no phase
-        limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []
     for n_threads in threads if len(threads) > 1 else ():  # one thread is compared with no other
         for file in files:

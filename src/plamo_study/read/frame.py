@@ -28,8 +28,6 @@ WITH_WINDOW = " with window"  # behind the name of a model whose attention a bui
 def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.DataFrame":
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
-    `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN without a meter.
-    `limits_w`: the power limit of each meter's part, in W.
 
     `disturbed`: whether something disturbed the row; `disturbed_by`: the cause, as `watch.causes` names it, or "".
     `others`: the share of the machine's CPUs that others took; `waited`: the CPUs' worth of time that the worker waited
@@ -63,8 +61,6 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
     table["others"] = pd.Series([watch.others(row.conditions) for row in rows], dtype=float)
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     timed = [row.conditions.timed for row in rows]
-    table["joules"] = [plainly(part.joules) if part else {} for part in timed]
-    table["limits_w"] = [plainly(part.limits_w) if part else {} for part in timed]
     table["timed_s"] = pd.Series([part.wall_ns / 1e9 if part else None for part in timed], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)
