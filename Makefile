@@ -83,7 +83,7 @@ notebooks: $(READY) # execute the committed notebooks as they are, on recorded r
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 lock: # needs uv; environment.yml follows
-	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra server --extra fleet --extra energy --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
+	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra server --extra fleet --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
 	$(PYTHON) tools/conda.py
 
 clean:

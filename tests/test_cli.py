@@ -163,7 +163,6 @@ ENDING = {  # every command, with arguments that bring it to an end within some 
     "run": ["99-nothing"],
     "measure": ["01-phase-asymmetry", "--minutes", "0.001"],
     "publish": [],
-    "trace": ["nowhere.gguf"],
     "probe": ["http://127.0.0.1:9"],
     "models list": [],
     "models make": ["--scale", "mini"],

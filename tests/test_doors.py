@@ -38,7 +38,6 @@ OUTPUTS = {  # every command that is told where to write
     "check": ("models", "check", MODEL, "--no-gate", "--repair"),
     "convert": ("models", "convert", "."),
     "quantize": ("models", "quantize", MODEL, "--type", "Q8_0", "--out"),
-    "trace": ("trace", MODEL, "--prompt", "4", "--gen", "1", "--out"),
     "pack": ("rows", "pack", "--place", "reference"),
     "probe": ("probe", "http://127.0.0.1:9", "--html"),
 }
@@ -47,7 +46,7 @@ KINDS = ("fifo", "folder", "to fifo", "to nothing", "old", *(["null", "to null"]
 
 @pytest.fixture(scope="module")
 def taken(tmp_path_factory):
-    """Things that have a name already, each called as a trace may be."""
+    """Things that have a name already, each called as an output may be."""
     folder = tmp_path_factory.mktemp("taken")
     os.mkfifo(folder / "fifo.json")
     (folder / "folder.json").mkdir()
@@ -85,14 +84,6 @@ def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command):
             assert code == 2, said
             assert f"{kind}.json" in said
             assert ("--force" in said) == (kind == "old")
-
-
-@pytest.mark.long
-def test_a_file_is_replaced_where_that_was_asked_for(tmp_path):
-    (tmp_path / "old.json").write_text("old")
-    asked = [*OUTPUTS["trace"], str(tmp_path / "old.json"), "--force"]
-    ((_, said),) = in_one_process(paths.ROOT, asked)  # its code says whether times add up, which a busy machine decides
-    assert json.loads((tmp_path / "old.json").read_text())["traceEvents"], said
 
 
 # ------------------------------------------------------------------ what a system refuses
@@ -238,7 +229,6 @@ BAD_INPUT = {
     "pack in a pipe": (("rows", "add", "fifo"), "no regular file"),
     "pack without end": (("rows", "add", "/dev/zero"), "no regular file"),
     "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no regular file"),
-    "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
     "output without a name": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", ""), "names no file"),

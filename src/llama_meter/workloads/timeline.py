@@ -2,8 +2,7 @@
 
 Requests alternate, unrecorded first and last, on two contexts of one model in one process, so that a recording is
 compared with its neighbours. Both contexts warm up with a short request; the recorded one includes its views, whose
-time is the minimum cost of recording a node. Sums go into the row, the last timeline into `facts`, for
-`plamo-study trace`.
+time is the minimum cost of recording a node. Sums go into the row.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import numpy as np
 
 from llama_meter.cells import Trace
@@ -68,13 +66,7 @@ def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series=_sums(done.timelines) | _durations(done),
         valid=passed(checks),
-        facts={"timeline": msgspec.to_builtins(done.timelines[-1])},
     )
-
-
-def timeline_of(measured: Measured) -> Timeline:
-    """The last recording of a row's worker."""
-    return msgspec.convert(measured.facts["timeline"], Timeline)
 
 
 def _warm_up(session: Session, recorder: Recorder, prompt: np.ndarray, following: np.ndarray) -> float:

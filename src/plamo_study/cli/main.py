@@ -21,7 +21,6 @@ from plamo_study.cli import (
     report,
     rows as cli_rows,
     server as cli_server,
-    trace as cli_trace,
 )
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
@@ -51,7 +50,6 @@ app.add_typer(cli_engine.app, name="engine")
 app.add_typer(cli_rows.app, name="rows")
 app.add_typer(cli_server.app, name="server")
 cli_models.app.command("quality")(cli_quality.quality)
-app.command("trace")(cli_trace.trace)
 app.command("probe")(cli_server.probe)
 app.command("publish")(cli_publishing.publish)
 

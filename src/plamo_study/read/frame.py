@@ -114,11 +114,6 @@ def starred(model: dict[str, Any]) -> str:
     return model["name"] + ("*" if model["assumptions"] else "")
 
 
-def unstarred(name: str) -> str:
-    """A model's name without the star that says its shape is assumed."""
-    return name.rstrip("*")
-
-
 def build_name(engine: dict[str, Any]) -> str:
     """A release by its version, another build by what it corrects (`measure.defects`); "stock" when that is nothing."""
     return engine.get("release") or defects.build_name(engine.get("corrects", ()))
