@@ -19,7 +19,6 @@ from test_cli import FEW, in_one_process
 from llama_meter import journal, paths
 from llama_meter.errors import StudyError
 from llama_meter.journal import Journal
-from llama_meter.models import fetch
 from llama_meter.rows import Row
 from plamo_study.cli.guard import LOCK, alone
 
@@ -251,7 +250,6 @@ def test_on_a_disk_without_locks_runs_journals_and_downloads_still_keep_one_anot
     for path, hold, said in (
         (tmp_path / "reports", alone, "another run is at work"),
         (tmp_path / "rows.jsonl", Journal, "another run is writing"),
-        (tmp_path / "hub", fetch._alone, "another process is fetching"),
     ):
         with hold(path), pytest.raises(StudyError, match=said), hold(path):
             pass

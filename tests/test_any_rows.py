@@ -1,7 +1,4 @@
-"""Pages that are true of the rows they show: other machines', fewer, disturbed, renamed, and none at all.
-
-Of one process a cell, and of released weights: `test_released_rows`.
-"""
+"""Pages that are true of the rows they show: other machines', fewer, disturbed, renamed, and none at all."""
 
 import re
 from collections.abc import Callable

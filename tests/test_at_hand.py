@@ -13,7 +13,7 @@ from llama_meter.cells import Decode, Prefill, Read
 from llama_meter.errors import StudyError
 from llama_meter.measure import durations, plan, runner
 from llama_meter.measure.asked import sweep
-from llama_meter.models import given, recipes, registry
+from llama_meter.models import given, registry
 from llama_meter.rows import Measured
 from plamo_study.live import at_hand, budget, live
 from plamo_study.plans import registry as studies
@@ -93,21 +93,6 @@ def test_the_first_round_measures_cells_of_the_whole_plan_on_files_that_nothing_
     assert files == {file for cell in whole.cells[: whole.needed] for file in cell.files}
     assert {cell.shape[0] for cell in first.cells if isinstance(cell, Decode)} == {1, 4, 5}
     assert first.blocks == 2 < whole.blocks
-
-
-def test_the_first_round_of_a_model_that_was_fetched_asks_for_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MODELS", tmp_path)
-    (tmp_path / recipes.model_path(ATTENTION, "weights", "Q8_0").name).touch()
-    first = your_machine("weights", sweep=first_round("weights", sweep()))
-    assert {file[0] for cell in first.cells for file in cell.files} == {ATTENTION}
-
-
-def test_released_weights_are_measured_instead_where_they_were_fetched(tmp_path, monkeypatch):
-    assert at_hand.scale() == "shape"
-    monkeypatch.setattr(paths, "MODELS", tmp_path)
-    (tmp_path / recipes.model_path(ATTENTION, "weights", "Q8_0").name).touch()
-    assert at_hand.scale() == "weights"
-    assert {file[0] for cell in page("weights").cells for file in cell.files} == {ATTENTION}
 
 
 def test_a_full_disk_is_said_with_what_is_needed_before_a_file_is_written(tmp_path, monkeypatch):

@@ -208,7 +208,7 @@ def test_of_a_folder_its_gguf_files_are_named_and_its_weights_to_convert(tmp_pat
         check(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(StudyError, match=rf"models convert {tmp_path} "):
+    with pytest.raises(StudyError, match="weights in safetensors format"):
         check(tmp_path)
     (tmp_path / "own.gguf").write_bytes(b"")
     with pytest.raises(StudyError, match=r"is a folder; GGUF files in it: own\.gguf") as caught:
@@ -221,18 +221,18 @@ TORCH = b"PK\3\4" + bytes(26) + b"archive/data.pkl" + bytes(40)
 FOREIGN = {
     "lfs": (LFS, "8,601,238,080", "git lfs pull"),
     "annex": (b"/annex/objects/SHA256E-s8601238080--%064d.gguf\n" % 0, "git-annex", "annex get"),
-    "page": (b"<!doctype html>\n<html><title>Sign in \x1b[2J</title>", r"web page \(Sign in \\x1b", "/resolve/main/"),
-    "xml": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code>', "server in XML", "/resolve/main/"),
-    "json": (b'{"error":"Invalid username or password."}', "is JSON", "/resolve/main/"),
-    "refusal": (b"Access to model x is restricted.", "message of a server", "/resolve/main/"),
-    "empty": (b"", "is empty", "/resolve/main/"),
+    "page": (b"<!doctype html>\n<html><title>Sign in \x1b[2J</title>", r"web page \(Sign in \\x1b", "fetch it again"),
+    "xml": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code>', "server in XML", "fetch it again"),
+    "json": (b'{"error":"Invalid username or password."}', "is JSON", "fetch it again"),
+    "refusal": (b"Access to model x is restricted.", "message of a server", "fetch it again"),
+    "empty": (b"", "is empty", "fetch it again"),
     "zeros": (bytes(10_000), "begins with zeros", "curl"),
     "zip": (b"PK\3\4 and more", "zip archive", "unzip"),
     "gzip": (b"\x1f\x8b\x08 and more", "gzip", "gunzip"),
-    "safetensors": (struct.pack("<Q", 20) + b'{"x":{"dtype":"F16"}' + bytes(200), "safetensors", "models convert"),
-    "torch": (TORCH, "PyTorch", "models convert"),
-    "pickle": (b"\x80\x02}q\x00X", "pickle", "models convert"),
-    "ggjt": (b"tjgg\x03\0\0\0" + bytes(100), "before GGUF", "/resolve/main/"),
+    "safetensors": (struct.pack("<Q", 20) + b'{"x":{"dtype":"F16"}' + bytes(200), "safetensors", "convert_hf_to_gguf"),
+    "torch": (TORCH, "PyTorch", "convert_hf_to_gguf"),
+    "pickle": (b"\x80\x02}q\x00X", "pickle", "convert_hf_to_gguf"),
+    "ggjt": (b"tjgg\x03\0\0\0" + bytes(100), "before GGUF", "fetch it again"),
 }
 
 

@@ -11,13 +11,9 @@ from pathlib import Path
 import msgspec
 import nbformat
 import pytest
-import released
 from conftest import mini_file
-from hub import files_of, serve
 
 from llama_meter import journal, paths
-from llama_meter.measure import plan
-from llama_meter.models import registry
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """
@@ -88,14 +84,11 @@ WRONG = (
     (("run", "01", "-p", "device", "tpu"), "device 'tpu'"),
     (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
-    (("measure", "01-phase-asymmetry", "--scale", "weights"), "is not here"),
-    (("measure", "01-phase-asymmetry", "--scale", "weights", "--minutes", "2"), "is not here"),
     (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
     (("models", "make", "--model", "gpt"), "model 'gpt'"),
     (("models", "make", "--dtype", "Q99"), "type 'Q99'"),
-    (("models", "fetch", "plamo-2-1b", "--offline"), "not here"),
-    (("models", "convert", "."), "must be named"),
+    (("models", "fetch", "owner//nothing", "a.gguf"), "check both names"),
     (("models", "check", "nowhere.gguf"), "nowhere.gguf"),
     (("models", "quantize", "nowhere.gguf"), "names no recipe"),
     (("publish",), "no executed notebook"),
@@ -166,11 +159,10 @@ ENDING = {  # every command, with arguments that bring it to an end within some 
     "probe": ["http://127.0.0.1:9"],
     "models list": [],
     "models make": ["--scale", "mini"],
-    "models fetch": ["plamo-2-1b", "--offline"],
-    "models convert": ["."],
+    "models fetch": ["owner//nothing", "a.gguf"],
     "models check": [str(mini_file())],
     "models quantize": [str(mini_file()), "--type", "Q9"],
-    "models quality": [TEXT, "--scale", "weights"],
+    "models quality": [TEXT, "--scale", "shape"],
     "engine add": ["nothing"],
     "engine build": ["nothing"],
     "engine test": ["nothing"],
@@ -235,8 +227,8 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
     made, as_json, as_table = (said for _, said in told)
     assert made.count("trained") == 4
     listed = json.loads(as_json)
-    minis = {entry["name"]: entry for entry in listed if entry["scale"] == "mini"}
-    assert minis["plamo-2-1b"]["here"] == ["F16", "Q8_0"]
+    (hybrid,) = (entry for entry in listed if (entry["name"], entry["scale"]) == ("plamo-2-1b", "mini"))
+    assert [Path(path).name for path in hybrid["files"]] == [f"plamo-2-1b.mini.{t}.gguf" for t in ("F16", "Q8_0")]
     shape = next(e for e in listed if e["name"] == "plamo-3-nict-2b" and e["scale"] == "shape")
     assert "FFN" in " ".join(shape["assumptions"])
     assert "assumed" in as_table
@@ -305,53 +297,25 @@ def test_the_batching_law_holds_on_a_small_grid(root):
 
 
 @pytest.fixture(scope="module")
-def prepared(root, tmp_path_factory):
-    """What the commands of `models` said of two released repositories, and the files they left."""
-    told, files = [], []
-    for name in plan.MODELS:
-        repository = released.write_released(mini_file(name), tmp_path_factory.mktemp("hub") / name, shards=2)
-        with serve(files_of(repository), registry.hub(name).repository) as hub:
-            converted, quantized = (root / f"data/models/{name}.weights.{dtype}.gguf" for dtype in ("BF16", "Q8_0"))
-            file = str(converted)
-            steps = ("fetch", name), ("convert", name), ("check", file), ("quantize", file, "--type", "Q8_0")
-            told.append(in_one_process(root, *(("models", *step) for step in steps), HF_ENDPOINT=hub.url))
-            files.append((converted, quantized))
-    return told, files
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_released_repository_becomes_a_file_and_a_smaller_one(prepared):
-    told, files = prepared
-    for said in told:
-        assert [code for code, _ in said] == [0] * len(said), said
-        assert "UNPINNED" in said[0][1]
-    for converted, quantized in files:
-        assert quantized.stat().st_size < converted.stat().st_size
-
-
-@pytest.fixture(scope="module")
-def measured(root, prepared):
-    """The rows of a live run on released weights."""
-    first = run_few(root, "run", "01", "--scale", "weights", *TIME, "--json", "-p", "guess", "4")
+def measured(root):
+    """The rows of a live run."""
+    first = run_few(root, "run", "01", "--scale", "mini", *TIME, "--json", "-p", "guess", "4")
     assert first.returncode == 0, first.stderr
     return [json.loads(line) for line in first.stdout.splitlines()]
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(600)
-def test_released_weights_are_measured_once_and_become_a_page(root, measured):
+def test_rows_are_measured_once_and_become_a_page(root, measured):
     assert {row["status"] for row in measured} == {"ok"}
     assert all(row.get("valid", True) for row in measured)
-    second = run_few(root, "run", "01", "--scale", "weights", *TIME, "--json", "-p", "guess", "4")
+    second = run_few(root, "run", "01", "--scale", "mini", *TIME, "--json", "-p", "guess", "4")
     assert second.returncode == 0, second.stderr
     assert "0 cells measured" in second.stderr
     assert "unchanged 01-phase-asymmetry.ipynb" in second.stderr
     assert [json.loads(line)["key"] for line in second.stdout.splitlines()] == [row["key"] for row in measured]
     notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
     text = "".join(str(cell.get("outputs", "")) for cell in notebook.cells)
-    assert "released weights, Q8_0" in text
-    assert "scale weights (released weights, Q8_0)" in text
     assert "a factor of **4**" in text
     published = run(root, "publish")
     assert published.returncode == 0, published.stderr
@@ -363,16 +327,15 @@ def test_released_weights_are_measured_once_and_become_a_page(root, measured):
 @pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_papermill_alone_runs_the_notebook_live_and_measures_only_what_is_missing(root, measured):
-    out, path = root / "by-papermill.ipynb", root / "data/measured/local/01-phase-asymmetry.weights.jsonl"
+    out, path = root / "by-papermill.ipynb", root / "data/measured/local/01-phase-asymmetry.mini.jsonl"
     *kept, last = path.read_bytes().splitlines(True)
     assert msgspec.json.decode(last)["key"] in {row["key"] for row in measured}
     path.write_bytes(b"".join(kept))
     command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
-    asked = ("-p", "source", "live", "-p", "scale", "weights", "-p", "minutes", "9")
+    asked = ("-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "9")
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)} | few(root)
     done = subprocess.run([*command, *asked], capture_output=True, env=environment, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "scale weights" in out.read_text()
     found = [row.key for row in journal.latest_rows(journal.read(path))]
     assert sorted(found) == sorted(row["key"] for row in measured)
 

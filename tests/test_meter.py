@@ -118,11 +118,6 @@ def test_a_mend_of_the_instrument_alone_is_a_command_that_it_has(tmp_path):
     repaired = run(*words, folder=tmp_path)
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
     assert "blocking" not in repaired.stdout
-    (tmp_path / "weights").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "weights" / name).write_text("{}")
-    told = run("measure", tmp_path / "weights", folder=tmp_path).stderr
-    assert "mend: install the study beside this, then plamo-study models convert" in told
 
 
 @pytest.mark.long

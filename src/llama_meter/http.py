@@ -7,13 +7,9 @@ transfer broke off, and leaves the token behind where it is sent on; `bounded` l
 
 import asyncio
 import ipaddress
-import math
 import select
 import selectors
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -180,94 +176,3 @@ def run(work: Coroutine[Any, Any, Found]) -> Found:
     """Run a coroutine to its end in an event loop with exact sleeps."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
         return runner.run(work)
-
-
-# ------------------------------------------------------------------ a hub, by its own client
-
-
-@contextmanager
-def bounded(hub: httpx2.Client) -> Iterator[None]:
-    """Within the block, every answer to a hub's client is bounded in time and, except for files, in bytes."""
-    before = hub.event_hooks
-    hub.event_hooks = {
-        "request": [*before.get("request", []), _bound_head],
-        "response": [*before.get("response", []), _bound],
-    }
-    try:
-        yield
-    finally:
-        hub.event_hooks = before
-
-
-def _bound_head(request: httpx2.Request) -> None:
-    request.extensions["trace"] = HEAD.follow
-
-
-class _Head:
-    """What comes before a body, of which the client reads any number of informational answers, however slowly.
-
-    The client tells of every connection and of every answer that it waits for; reads are counted in between.
-    """
-
-    def __init__(self) -> None:
-        self.host, self.size, self.ends_s = "", 0, math.inf
-
-    def follow(self, event: str, info: dict[str, Any]) -> None:
-        """Take notice of a step of the client, called "PART.STEP.started", ".complete" or ".failed"."""
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            stream = info["return_value"]
-            stream.read = partial(self._read, stream.read)
-        elif event.endswith(".receive_response_headers.started"):
-            self.host, self.size = info["request"].url.host.decode(), 0
-            self.ends_s = time.monotonic() + LEAST_S
-        elif ".receive_response_headers." in event:
-            self.ends_s = math.inf
-
-    def _read(self, read: Callable[..., bytes], max_bytes: int, timeout: float | None = None) -> bytes:
-        data = read(max_bytes, timeout=timeout)
-        if math.isfinite(self.ends_s):
-            self.size += len(data)
-            if self.size > MOST_HEAD:
-                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer among them", OTHER_HUB)
-            if time.monotonic() > self.ends_s:
-                raise StudyError(self.host, f"sent {self.size:,} bytes and no answer in {LEAST_S:.0f} s", LATER)
-        return data
-
-
-HEAD = _Head()  # one transfer is under way at a time
-
-
-def _bound(reply: Reply) -> None:
-    if compressed(reply):
-        raise StudyError(reply.url.host, "compresses a body that was requested uncompressed", OTHER_HUB)
-    assert isinstance(reply.stream, httpx2.SyncByteStream)
-    is_file = reply.status_code in (200, 206) and not reply.url.path.startswith("/api/")
-    reply.stream = _Bounded(reply.stream, reply.url.host, None if is_file else MOST_TOLD)
-
-
-class _Bounded(httpx2.SyncByteStream):
-    """A body that raises StudyError where it is too long (`most` bytes) or too slow."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, host: str, most: int | None):
-        self.stream, self.host, self.most = stream, host, most
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = since = 0
-        began = time.monotonic()
-        try:
-            for part in self.stream:
-                size += len(part)
-                if self.most is not None and size > self.most:
-                    raise StudyError(self.host, f"says more than {self.most:,} bytes of a repository", OTHER_HUB)
-                if (now := time.monotonic()) - began > LEAST_S:
-                    if size - since < LEAST:
-                        why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
-                        raise StudyError(self.host, why, LATER)
-                    since, began = size, now
-                yield part
-        except httpx2.ReadError as error:  # a connection reset, the one failure that the client does not resume after
-            raise httpx2.RemoteProtocolError(str(error)) from error
-
-    def close(self) -> None:
-        """End the connection."""
-        self.stream.close()

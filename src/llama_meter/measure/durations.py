@@ -24,9 +24,9 @@ from llama_meter.models import given, recipes
 from llama_meter.models.registry import GIVEN
 from llama_meter.rows import Measured, Row
 
-USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of an unknown cell
-USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
-USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0}  # of a gate that judges parts only
+USUAL_S = {"mini": 0.5, "shape": 12.0}  # of an unknown cell
+USUAL_GATE_S = {"mini": 1.0, "shape": 60.0}
+USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0}  # of a gate that judges parts only
 USUAL_BYTES = 1.5e9  # of a file at shape: a given one takes as much more or less as it is larger or smaller
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
@@ -129,8 +129,8 @@ def at_once(cell: Cell) -> int:
 
 
 def _of_files(scale: str) -> str:
-    """Released and given files are as large as those with random weights."""
-    return "shape" if scale in ("weights", GIVEN) else scale
+    """Given files are as large as those with random weights."""
+    return "shape" if scale == GIVEN else scale
 
 
 @cache  # reads all journals of the reference machine

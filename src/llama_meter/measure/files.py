@@ -1,11 +1,5 @@
-"""The files a plan runs on: synthetic ones are written, quantized ones made from the best source available.
+"""The files a plan runs on: synthetic ones are written, quantized ones made from these."""
 
-Released files, or sources to make them from, must be here and free of blocking findings.
-
-PLAMO_STUDY_ACCEPT (`--accept WORDS`) admits a released file with blocking findings; the words enter the rows.
-"""
-
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
@@ -13,45 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from llama_meter.cells import Comparison
-from llama_meter.errors import StudyError, offer, offer_check
 from llama_meter.measure import quantizing
-from llama_meter.measure.checking import check
 from llama_meter.measure.plan import Plan
 from llama_meter.models import given, noted, recipes, registry, synthetic, tensors
-from llama_meter.models.expected import read_spec
-from llama_meter.models.finding import Finding, blocking
 from llama_meter.models.header import read
 from llama_meter.models.tensors import TensorInfo
 
-ACCEPT = "PLAMO_STUDY_ACCEPT"
 NOT_SHAPE = ("name", "scale", "trained", "values", "weights")
 SUMMED = ("count", "n_elements", "n_bytes")
-SOURCES = {"mini": ("F16",), "shape": ("F16",), "weights": ("F32", "BF16", "F16")}  # to quantize from, the best first
+SOURCE = "F16"  # type that the quantizer makes others from
 
 
 def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> None:
     """Write the files a plan needs and lacks. `progress` is called with (file, bytes done, total bytes).
 
-    Raises StudyError for an unknown type or recipe, and wherever the synthetic writer or the quantizer does. A released
-    model without any file here is left to `model_fact`.
+    Raises StudyError for an unknown type or recipe, and wherever the synthetic writer or the quantizer does.
     """
     for name, scale, dtype in needed(plan):
         if scale == registry.GIVEN:
             continue
         path = recipes.model_path(name, scale, dtype)
         tell = partial(progress, path.name) if progress else None
-        if scale != "weights" and dtype in registry.DTYPES:  # the quantizer makes all others from these
+        if dtype in registry.DTYPES:  # the quantizer makes all others from these
             synthetic.make(name, scale, dtype, progress=tell)
         elif source := _source_of(path, name, scale):
             quantizing.quantize(source, path, recipes.by_name(dtype), progress=tell)
-
-
-def check_released(plan: Plan) -> None:
-    """StudyError for the first released file of a plan that is not here and has no source: before time is asked for."""
-    for name, scale, dtype in needed(plan):
-        path = recipes.model_path(name, scale, dtype)
-        if scale == "weights" and not path.exists() and _source_of(path, name, scale) is None:
-            raise _absent(name, path)
 
 
 def needed(plan: Plan) -> list[tuple[str, str, str]]:
@@ -63,48 +43,32 @@ def needed(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _source_of(path: Path, name: str, scale: str) -> Path | None:
-    """The source to quantize a file from; None where the file exists and is not older than its source.
-
-    A released file is kept whatever its age: it may have been made elsewhere.
-    """
-    sources = [recipes.model_path(name, scale, dtype) for dtype in SOURCES[scale]]
-    source = next((file for file in sources if file.exists()), None)
-    if path.exists() and not (source and scale != "weights" and source.stat().st_mtime > path.stat().st_mtime):
+    """The source to quantize a file from; None where the file exists and is not older than its source."""
+    source = recipes.model_path(name, scale, SOURCE)
+    if path.exists() and not (source.exists() and source.stat().st_mtime > path.stat().st_mtime):
         return None
-    if source is None and scale != "weights":
-        return synthetic.make(name, scale, SOURCES[scale][0])
-    return source if source != path else None
+    return source if source.exists() else synthetic.make(name, scale, SOURCE)
 
 
 def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
-    """The facts that all rows of a model share: identity, shape, assumptions, findings, and its tensors by kind.
-
-    Raises StudyError for a released file that is not here, or that has a blocking finding that was not accepted.
-    """
+    """The facts that all rows of a model share: identity, shape, assumptions, findings, and its tensors by kind."""
     if scale == registry.GIVEN:
         return _given(name, dtype)
     path = recipes.model_path(name, scale, dtype)
-    spec, findings = _released(name, path) if scale == "weights" else (registry.spec(name, scale), [])
-    accepted = os.environ.get(ACCEPT, "") if blocking(findings) else ""
-    words = (
-        [f"blocking findings ({', '.join(f.code for f in blocking(findings))}) accepted: {accepted}"]
-        if accepted
-        else []
-    )
+    spec = registry.spec(name, scale)
     fact = {
         "name": name,
         "scale": scale,
         "dtype": dtype,
-        "synthetic": scale != "weights" and not registry.spec(name, scale).trained,
+        "synthetic": not spec.trained,
         "sha256": noted.sha256(path),
         "file_bytes": path.stat().st_size,
         "n_params": spec.n_params,
-        "assumptions": [*spec.assumptions, *words],
+        "assumptions": list(spec.assumptions),
         "shape": _shape(spec),
         "tensors": by_kind(tensors.tensor_table(path)),
     }
-    extra = {"findings": [finding.code for finding in findings]} if scale == "weights" else {}
-    return fact | extra | ({"trained": True} if spec.trained else {})
+    return fact | ({"trained": True} if spec.trained else {})
 
 
 def _shape(spec: registry.ModelSpec) -> dict[str, Any]:
@@ -153,25 +117,6 @@ def by_kind(table: Iterable[TensorInfo]) -> dict[str, dict[str, Any]]:
 def _named(kind: dict[str, Any]) -> dict[str, Any]:
     types = kind.pop("by_type")
     return {"type": ", ".join(types), **kind} | ({"by_type": types} if len(types) > 1 else {})
-
-
-def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]:
-    """The shape a released file states, and the findings of a check without the engine; the study has its own gate."""
-    if not path.is_file():
-        raise _absent(name, path)
-    findings = check(path, gate=False)
-    if blocking(findings) and not os.environ.get(ACCEPT):
-        worst = blocking(findings)[0]
-        raise StudyError(str(path), f"must not be measured: {worst.evidence}", f"{worst.mend}; or {ACCEPT}=WORDS")
-    spec, _ = read_spec(read(path))
-    if spec is None:
-        raise StudyError(str(path), "does not state its shape", offer_check(path))
-    return spec, findings
-
-
-def _absent(name: str, path: Path) -> StudyError:
-    how = offer(f"models fetch {name}") + f", then models convert {name}, then models quantize"
-    return StudyError(str(path), "is not here: released weights are not brought along", how)
 
 
 def planned_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:

@@ -20,30 +20,28 @@ RECIPES = (
 LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from disk
 MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
 MATCHED = "plamo-3-matched"  # attention only, with as many weight bytes as the first model
-DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
+DTYPE = {"mini": "F16", "shape": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
-MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096, "file": 4096}
+MATMUL_SIZE = {"mini": 2048, "shape": 4096, "file": 4096}
 GPU_MATMUL_SIZE = 16_384  # rows: a smaller product does not fill a large GPU
 # Of a GPU's read ceiling: 16 times the system-level cache of an Ultra, or 20; the workload keeps within free memory
-GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "weights": 1 << 31, "file": 1 << 31}
+GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "file": 1 << 31}
 GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA uses another scan above 128 tokens a call
 GATE_TOKENS = {
     "mini": 320,
     "shape": 72,
-    "weights": 72,
     "file": 72,
 }  # mini: past the sliding window; else a minute's work
 GATE_MICRO_BATCH = {
     "mini": 128,
     "shape": 32,
-    "weights": 32,
     "file": 32,
 }  # a gate's prefill crosses two ends of micro-batches
 CONSISTENT_TOKENS = 48  # of each sequence in a gate without an oracle
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
-TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0, "file": 900.0}
-ANCHORS = {"mini": 1, "shape": 3, "weights": 3, "file": 3}
+TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "file": 900.0}
+ANCHORS = {"mini": 1, "shape": 3, "file": 3}
 MOST_CELLS = 10**6
 MINOR = 0.01  # share of a file's bytes below which a type's kernel is not measured
 LEAN_BLOCKS = 3
@@ -91,8 +89,7 @@ def gates(scale: str, gpu: bool = False) -> Plan:
     """
     check_scale(scale)
     base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
-    others = () if scale == "weights" else (MATCHED,)  # the matched model is invented
-    files = [(model, DTYPE[scale]) for model in (*MODELS, *others)] + [(MODELS[0], "F16")]
+    files = [(model, DTYPE[scale]) for model in (*MODELS, MATCHED)] + [(MODELS[0], "F16")]
     cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
     anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
     return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
@@ -201,10 +198,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     own = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
     for cell in own:
         check_cell(cell)
-    first = next((cell for cell in own if isinstance(cell, OnModel)), None)
-    if first is None:
-        why = "no model of it is measured at this scale: random weights give way to released ones that were fetched"
-        raise StudyError(f"{study} at {scale}", why, offer("models fetch plamo-2-1b") + ", or another --scale")
+    first = next(cell for cell in own if isinstance(cell, OnModel))
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
@@ -217,12 +211,6 @@ def gate_of(gate: Cell, file: File) -> Cell:
     if file[1] != registry.GIVEN or given.has_oracle(file):
         return own
     return change(own, judged="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
-
-
-def planned_models(scale: str) -> tuple[str, ...]:
-    """The models of a lean plan: those whose released weights are here at "weights", the others at "shape"."""
-    fetched = tuple(name for name in MODELS if any(recipes.model_path(name, "weights", t).exists() for t in TYPES))
-    return fetched if scale == "weights" else tuple(name for name in MODELS if name not in fetched)
 
 
 def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:

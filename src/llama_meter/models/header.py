@@ -188,7 +188,7 @@ class _Parser:
         if self.data[:4] != b"GGUF":
             what = mistaken.foreign(self.data, self.size, self.path.name)
             why = what.what if what else f"is not a GGUF file (it starts with {self.data[:4]!r})"
-            raise self._damage("not-gguf", why, what.mend if what else mistaken.download(self.path.name))
+            raise self._damage("not-gguf", why, what.mend if what else mistaken.FETCH)
         self.at = 4
         version = self._number("<I", "the version")
         if version & 0xFFFF == 0 and version:

@@ -8,14 +8,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_meter.errors import StudyError, has_study, offer
-from llama_meter.models import registry
+from llama_meter.errors import StudyError, has_study
 from llama_meter.models.finding import listed, printable
 
 LOOKED_AT = 4096  # first bytes of a file
 REST = "fetch the rest with `curl -L -C - -o FILE URL`, which goes on where the file ends, or fetch it again"
 ANOTHER = "name a .gguf file" + ("; plamo-study models list shows those here" if has_study() else "")
-CONVERT = offer("models convert FOLDER OUT") + ", with the folder that holds it and its config.json"
+FETCH = "fetch it again"
+CONVERT = "make a GGUF of its folder with llama.cpp's convert_hf_to_gguf.py"
 POINTER = re.compile(rb"version https://git-lfs\.\S+\n(?:[^\n]*\n)*?oid sha256:([0-9a-f]{64})\nsize ([0-9]{1,18})\n")
 PACKED = {  # first bytes -> what packed it, and what unpacks it
     b"PK\x03\x04": ("a zip archive", "unzip"),
@@ -60,8 +60,7 @@ def _folder(path: Path) -> StudyError:
             str(path), f"is a folder; GGUF files in it: {listed(inside)}", f"name one: {path / inside[0]}"
         )
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
-        mend = offer(f"models convert {path} OUT.gguf")
-        return StudyError(str(path), "is a folder with weights in safetensors format, and no GGUF file", mend)
+        return StudyError(str(path), "is a folder with weights in safetensors format, and no GGUF file", CONVERT)
     return StudyError(str(path), "is a folder without a GGUF file", "name a .gguf file")
 
 
@@ -71,22 +70,15 @@ def foreign(data: bytes, size: int, name: str = "") -> Mistaken | None:
         return None
     start = data[:LOOKED_AT].lstrip(b"\xef\xbb\xbf \t\r\n")
     if not size:
-        return Mistaken("is empty: a download that never began, or a disk that was full", download(name))
+        return Mistaken("is empty: a download that never began, or a disk that was full", FETCH)
     if pointer := POINTER.match(data[:LOOKED_AT]):
         what = f"is a Git LFS pointer to a file of {int(pointer[2]):,} bytes, not that file"
-        return Mistaken(what, f"`git lfs pull` in its repository, or {download(name)}")
+        return Mistaken(what, f"`git lfs pull` in its repository, or {FETCH}")
     if b"/annex/objects/" in data[:LOOKED_AT]:
         return Mistaken("is a git-annex pointer, not the file", "`git annex get FILE` in its repository")
     if is_safetensors(data, size):
         return Mistaken("is weights in safetensors format", CONVERT)
     return _text(start, name) or _packed(data) or _other(data, name)
-
-
-def download(name: str) -> str:
-    """The address that brings a file, from the repository of the model that its name names where there is one."""
-    hubs = {model: spec.hub.gguf for (model, _), spec in registry.load().items() if spec.hub}
-    hub = next((hub for model, hub in hubs.items() if hub and model in name.lower()), "OWNER/NAME")
-    return f"download https://huggingface.co/{hub}/resolve/main/FILE: with /blob/ in place of /resolve/ it is a page"
 
 
 def is_safetensors(data: bytes, size: int) -> bool:
@@ -99,15 +91,13 @@ def _text(start: bytes, name: str) -> Mistaken | None:
     if lower.startswith((b"<!doctype html", b"<html", b"<head")) or b"<html" in lower:
         title = re.search(rb"<title[^>]*>([^<]{1,200})", start, re.IGNORECASE)
         named = f" ({printable(title[1].strip(), 60)})" if title else ""
-        return Mistaken(
-            f"is a web page{named}, saved in place of a file", f"{download(name)}; a gated one needs a login"
-        )
+        return Mistaken(f"is a web page{named}, saved in place of a file", f"{FETCH}; a gated one needs a login")
     if lower.startswith((b"<?xml", b"<error")):
-        return Mistaken("is a message of a server in XML, saved in place of a file", f"{download(name)}: links expire")
+        return Mistaken("is a message of a server in XML, saved in place of a file", f"{FETCH}: links expire")
     if lower.startswith((b"{", b"[")):
-        return Mistaken("is JSON, such as an error of a server or a configuration", download(name))
+        return Mistaken("is JSON, such as an error of a server or a configuration", FETCH)
     if lower.startswith((b"invalid ", b"access to ", b"entry not found", b"not found")):
-        return Mistaken(f"is a message of a server ({printable(start[:60])!r})", download(name))
+        return Mistaken(f"is a message of a server ({printable(start[:60])!r})", FETCH)
     return None
 
 
@@ -126,14 +116,12 @@ def _packed(data: bytes) -> Mistaken | None:
 
 def _other(data: bytes, name: str) -> Mistaken | None:
     if data.startswith(BEFORE_GGUF):
-        return Mistaken("is a model in the format before GGUF, which llama.cpp no longer reads", download(name))
+        return Mistaken("is a model in the format before GGUF, which llama.cpp no longer reads", FETCH)
     if re.match(rb".{2}\0\0.\0\0\0(?:blk|output|token)[.\w]{1,56}", data, re.DOTALL):
         mend = "llama-imatrix --in-file FILE -o OUT.gguf"
         return Mistaken("is an importance matrix in llama.cpp's older format, which has no header", mend)
     if not data[:LOOKED_AT].strip(b"\0"):
-        return Mistaken(
-            "begins with zeros: room that a download reserved and did not fill", f"{REST}, or {download(name)}"
-        )
+        return Mistaken("begins with zeros: room that a download reserved and did not fill", f"{REST}, or {FETCH}")
     return None
 
 

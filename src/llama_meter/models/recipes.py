@@ -70,14 +70,13 @@ def by_name(name: str) -> Recipe:
 def model_path(name: str, scale: str, dtype: str) -> Path:
     """Path of a registered model's file, data/models/<name>.<scale>.<dtype>.gguf; the file need not exist.
 
-    `dtype` is a tensor type or the name of a recipe; StudyError for any other, except at scale weights, where a
-    publisher chose the name. At scale "file" it is the path that was given.
+    `dtype` is a tensor type or the name of a recipe; StudyError for any other. At scale "file" it is the path that was
+    given.
     """
     if scale == registry.GIVEN:
         return registry.given_path(name, dtype)
     model = registry.spec(name, scale)
-    if scale != "weights":
-        by_name(dtype)
+    by_name(dtype)
     return paths.MODELS / f"{model.name}.{model.scale}.{dtype}.gguf"
 
 

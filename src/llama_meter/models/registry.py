@@ -3,9 +3,8 @@
 It knows shapes, never weights: a `ModelSpec` says which tensors a file must hold, not whether a file exists.
 """
 
-import re
 import tomllib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -18,29 +17,6 @@ SCALES = ("mini", "shape")
 DTYPES = ("F32", "F16", "BF16", "Q8_0")
 ARCHS = ("plamo2", "plamo3")
 GIVEN = "file"  # the scale of files given by path
-
-
-@dataclass(frozen=True)
-class Hub:
-    """Where the released weights lie, as their publishers report it, and what pins them.
-
-    `revision` is a commit (40 hex digits, "" while unpinned), `sha256` the hash by file name at that commit.
-    """
-
-    repository: str
-    licence: str
-    gated: bool
-    gguf: str = ""
-    revision: str = ""
-    sha256: dict[str, str] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if self.revision and not re.fullmatch("[0-9a-f]{40}", self.revision):
-            raise TypeError(f"hub.revision {self.revision!r} is not a commit of 40 hex digits")
-        if self.sha256 and not self.revision:
-            raise TypeError("hub.sha256 holds for one revision, and none is given")
-        if wrong := [name for name, pin in self.sha256.items() if not re.fullmatch("[0-9a-f]{64}", pin)]:
-            raise TypeError(f"hub.sha256 of {wrong[0]!r} is not 64 hex digits")
 
 
 @dataclass(frozen=True)
@@ -74,7 +50,6 @@ class ModelSpec:
     d_state: int = 0
     d_conv: int = 0
     parameters: int | None = None
-    hub: Hub | None = None
     trained: bool = False
     values: str = ""
     assumptions: tuple[str, ...] = ()
@@ -189,7 +164,7 @@ def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[
     try:
         if unknown or values["arch"] not in ARCHS:
             raise TypeError(f"unknown fields {unknown}" if unknown else f"arch must be one of {', '.join(ARCHS)}")
-        return ModelSpec(name=name, scale=scale, hub=Hub(**entry["hub"]) if "hub" in entry else None, **values)
+        return ModelSpec(name=name, scale=scale, **values)
     except TypeError as error:
         raise StudyError(f"{path}, models.{name}.{scale}", str(error), f"edit {path}") from error
 
@@ -216,29 +191,13 @@ def spec(name: str, scale: str) -> ModelSpec:
     if scale == GIVEN and name in _given:
         return _given[name]
     specs = load()
-    if scale == "weights" and (name, "shape") in specs and specs[name, "shape"].hub:
-        return replace(specs[name, "shape"], scale=scale)
     if (name, scale) in specs:
         return specs[name, scale]
-    if scale == "weights":
-        raise StudyError(f"model {name!r}", "no released weights of it are known", offer("models list"))
     at_scale = [n for n, s in specs if s == scale]
     if not at_scale:
         raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
     why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
     raise StudyError(f"model {name!r}", why, offer("models list"))
-
-
-def hub(name: str) -> Hub:
-    """The repository of a model's released weights. StudyError for an unknown model or one without a release."""
-    hubs = {n: spec.hub for (n, _), spec in load().items()}
-    if name not in hubs:
-        why = f"not in the registry; known: {', '.join(hubs)}"
-        raise StudyError(f"model {name!r}", why, offer("models list"))
-    repository = hubs[name]
-    if repository is None:
-        raise StudyError(f"model {name!r}", "no repository of its weights is known", f"add its hub to {MODELS_TOML}")
-    return repository
 
 
 def check_dtype(dtype: str) -> None:

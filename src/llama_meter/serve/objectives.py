@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-SHORT = {"mini": (128, 64), "shape": (128, 16), "weights": (128, 16), "file": (128, 16)}  # of the loads
+SHORT = {"mini": (128, 64), "shape": (128, 16), "file": (128, 16)}  # of the loads
 SLOTS = 4  # llama-server's own default
 DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ENOUGH = 0.9  # of the requests of a rate that a server sustains meet its objectives
@@ -30,10 +30,10 @@ class Objectives(NamedTuple):
 
 NONE = Objectives()
 OBJECTIVES: Mapping[str, Objectives] = {  # of `Serving`, by scale
-    "mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4),
+    "mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4),
     "file": Objectives(5.0, 0.2),  # five tokens a second: about as fast as people read
 }  # fmt: skip
 WITHIN: Mapping[str, Objectives] = {  # of `Traffic`, by scale
-    "mini": Objectives(0.05, 0.01), "shape": Objectives(10.0, 0.5), "weights": Objectives(10.0, 0.5),
+    "mini": Objectives(0.05, 0.01), "shape": Objectives(10.0, 0.5),
     "file": Objectives(10.0, 0.5),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from llama_meter.simulate.traffic import GRAIN
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
 SIZES = (1, 8, 15, 16, 31, 32, 48, 63, 64, 127, 128, 256)
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
-CHUNKS = {"mini": 3, "shape": 1, "weights": 1, "file": 1}  # of each size in a row, at each place
+CHUNKS = {"mini": 3, "shape": 1, "file": 1}  # of each size in a row, at each place
 MOVES, WARM_STEPS = 4, 2
 NS = 1e9
 clock = time.perf_counter_ns

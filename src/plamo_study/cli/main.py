@@ -25,7 +25,6 @@ from plamo_study.cli import (
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
     LIMIT,
-    Accept,
     Device,
     Engine,
     Files,
@@ -34,7 +33,6 @@ from plamo_study.cli.options import (
     Minutes,
     Repair,
     Scale,
-    accept_findings,
     finite,
     may_repair,
     use_device,
@@ -65,9 +63,7 @@ def main() -> None:
 def study(
     scale: Annotated[
         str | None,
-        typer.Option(
-            help="run every notebook live instead, at this scale: mini (embedded, minutes), shape or weights (hours)"
-        ),
+        typer.Option(help="run every notebook live instead, at this scale: mini (embedded, minutes) or shape (hours)"),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -104,7 +100,7 @@ def study(
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
     scale: Annotated[
-        str | None, typer.Option(help="mini, shape or weights; default: mini; recorded rows: the page's scale")
+        str | None, typer.Option(help="mini or shape; default: mini; recorded rows: the page's scale")
     ] = None,
     source: Annotated[
         str | None,
@@ -121,7 +117,6 @@ def run(
     ] = None,
     engine: Engine = None,
     device: Device = "auto",
-    accept: Accept = None,
     file: Files = None,
     repair: Repair = False,
     force: Force = False,
@@ -135,12 +130,11 @@ def run(
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
-    accept_findings(accept)
     may_repair(repair)
     use_engine(engine)
     if divide and not hosts:
         raise StudyError("--divide", "divides studies among hosts, but no hosts are given", "add --hosts FILE")
-    if hosts and (engine or device != "auto" or accept or force or json or parameter or source or file):
+    if hosts and (engine or device != "auto" or force or json or parameter or source or file):
         why = "measures with the installation on the hosts and executes no notebooks"
         raise StudyError("--hosts", why, "omit everything except NOTEBOOKS, --scale, --minutes and --divide")
     if hosts:
@@ -179,7 +173,6 @@ def measure(
         list[str] | None,
         typer.Option(help="another build to compare in the same blocks, by name or folder; releases: all built here"),
     ] = None,
-    accept: Accept = None,
     file: Files = None,
     repair: Repair = False,
     parameter: Annotated[
@@ -195,7 +188,6 @@ def measure(
     """Measure a study without its notebook; completed cells are skipped."""
     use_engine(engine)
     use_device(device)
-    accept_findings(accept)
     may_repair(repair)
     values = dict(report.name_and_value(text) for text in parameter or [])
     asked = sweep(**values, **({"files": file} if file else {}))

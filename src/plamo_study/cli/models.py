@@ -1,4 +1,4 @@
-"""The commands on model files: list, make, train, fetch, convert, check, quantize."""
+"""The commands on model files: list, make, fetch, check, quantize."""
 
 # Modules that load the hub's client are imported by the command that needs them: the others start a second sooner.
 
@@ -8,31 +8,27 @@ from typing import Annotated
 
 import typer
 
-from llama_meter import paths
 from llama_meter.disk import check_out
-from llama_meter.errors import StudyError
 from llama_meter.measure import checking, plan, quantizing
 from llama_meter.models import (
-    convert,
-    inventory,
     mistaken,
     recipes,
     registry,
     repair as repairs,
     synthetic,
 )
-from llama_meter.models.finding import Finding, blocking
+from llama_meter.models.finding import blocking
 from plamo_study.cli import report, report_models
 from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
 from plamo_study.cli.terminal import echo
 
-app = typer.Typer(no_args_is_help=True, help="Model files: list, make, fetch, convert, check and quantize them.")
+app = typer.Typer(no_args_is_help=True, help="Model files: list, make, fetch, check and quantize them.")
 
 
 @app.command("list")
 def list_models(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """List every known model and scale: parameters, licence, pin, files here with hash and findings, assumptions."""
-    report_models.models(inventory.entries(registry.load()), json)
+    """List every known model and scale: parameters, files here, assumptions."""
+    report_models.models(json)
 
 
 @app.command()
@@ -52,41 +48,16 @@ def make(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="a model whose release is known, e.g. plamo-2-1b")],
-    revision: Annotated[str | None, typer.Option(help="commit, branch or tag; none: the pinned one")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="no requests: verify and use local files")] = False,
+    repository: Annotated[str, typer.Argument(help="on Hugging Face, e.g. mmnga/plamo-2-1b-gguf")],
+    name: Annotated[str, typer.Argument(metavar="FILE", help="of its files")],
+    revision: Annotated[str, typer.Option(help="commit, branch or tag")] = "main",
+    sha256: Annotated[str, typer.Option(metavar="HEX", help="expected SHA-256, 64 hex digits")] = "",
 ) -> None:
-    """Download the released weights of a model and verify every file; resumes an interrupted download."""
+    """Download one file of a repository and print its path and hash; an interrupted download goes on."""
     from llama_meter.models import fetch as hub
 
-    with report.bytes_progress("fetching") as progress:
-        folder = hub.fetch(name, progress(name), offline, revision)
-    report_models.fetched(name, folder)
-
-
-@app.command("convert")
-def convert_model(
-    source: Annotated[str, typer.Argument(help="a fetched model's name, or a folder in Hugging Face layout")],
-    out: Annotated[Path | None, typer.Argument(help="the GGUF file to write; needed for a folder")] = None,
-    dtype: Annotated[str, typer.Option(help="F32, F16, BF16 or Q8_0")] = "BF16",
-    force: Replace = False,
-) -> None:
-    """Convert released weights to a GGUF file, without PyTorch and without remote code."""
-    folder = Path(source)
-    if not folder.is_dir():
-        from llama_meter.models import fetch as hub
-
-        registry.check_dtype(dtype)
-        folder = hub.fetch(source, offline=True)
-        out = out or paths.MODELS / f"{source}.weights.{dtype}.gguf"
-    if out is None:
-        raise StudyError(
-            source, "is a folder, so the file to write must be named", "plamo-study models convert DIR OUT"
-        )
-    check_out(out, force)
-    with report.bytes_progress() as progress:
-        made = convert.convert(folder, out, dtype, progress=progress(out.name))
-    report_models.written(made)
+    path, found = hub.fetch(repository, name, revision, sha256)
+    typer.echo(f"{path}  {found}")
 
 
 @app.command()
@@ -110,8 +81,6 @@ def check(
             report.console.print(change, markup=False)
         file, sha256 = repair, ""
     findings = checking.check(file, sha256, gate)
-    if file.resolve().is_relative_to(paths.MODELS.resolve()):  # what lies elsewhere is not listed
-        _record(file, sha256, findings)
     if json:
         for finding in findings:
             echo({"file": str(file)} | asdict(finding))
@@ -141,11 +110,3 @@ def quantize(
     with report.bytes_progress() as progress:
         quantizing.quantize(source, target, chosen, progress(target.name), requantize)
     report_models.written(target)
-
-
-def _record(file: Path, sha256: str, findings: list[Finding]) -> None:
-    """Record the findings beside the file where that is writable; they are printed in any case."""
-    try:
-        inventory.record(file, sha256, [asdict(finding) for finding in findings])
-    except OSError as error:
-        report.console.print(f"not kept for `models list`: {report.short(file.parent)}: {error.strerror}")

@@ -79,7 +79,7 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
     be probed.
     """
     with alone(paths.REPORTS):
-        limit, scale = core.MINUTES if minutes is None else minutes, core.scale()
+        limit, scale = core.MINUTES if minutes is None else minutes, core.SCALE
         every = sweep(files=files)
         first = first_round(scale, every)
         planned, began, times = conduct.build(core.NOTEBOOK, scale, asked=every), time.monotonic(), 1.0

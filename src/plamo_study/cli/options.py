@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from llama_meter.engine import builds as engines
-from llama_meter.measure.files import ACCEPT
 from llama_meter.models.given import REPAIR
 from plamo_study.live import conduct
 from plamo_study.read.recording import check_device
@@ -20,15 +19,7 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-Scale = Annotated[
-    str, typer.Option(help="mini (embedded, seconds), shape (full-size random weights) or weights (released ones)")
-]
-Accept = Annotated[
-    str | None,
-    typer.Option(
-        "--accept", metavar="WORDS", help="measure released files with blocking findings; WORDS enter the rows"
-    ),
-]
+Scale = Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")]
 Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
 LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
 Minutes = Annotated[
@@ -73,9 +64,3 @@ def use_engine(name_or_folder: str | None) -> None:
     """Let every worker load another build; StudyError when there is none."""
     if name_or_folder is not None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(engines.resolve(name_or_folder))
-
-
-def accept_findings(words: str | None) -> None:
-    """Let released files with blocking findings be measured, with these words in every row's model."""
-    if words:
-        os.environ[ACCEPT] = words

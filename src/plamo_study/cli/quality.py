@@ -10,7 +10,7 @@ from rich.text import Text
 from llama_meter import journal
 from llama_meter.measure import bench
 from plamo_study.cli import report
-from plamo_study.cli.options import Accept, Engine, Scale, accept_findings, use_engine
+from plamo_study.cli.options import Engine, Scale, use_engine
 from plamo_study.cli.terminal import Grid, Terminal
 from plamo_study.read import recording
 
@@ -33,14 +33,12 @@ def quality(
     text: Annotated[str, typer.Argument(help="a text of data/corpus, or any UTF-8 file")] = "python-heldout",
     scale: Scale = "mini",
     engine: Engine = None,
-    accept: Accept = None,
 ) -> None:
     """Compare every type and recipe with F16 on a text: perplexity, KL divergence, loops."""
     from plamo_study.laws import quality as figures
     from plamo_study.plans import quality as plan_quality
 
     use_engine(engine)
-    accept_findings(accept)
     planned = plan_quality.quality(scale, bench.engine_facts()["gpu_offload"], text)
     path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
     summary = report.sweep(planned, path)

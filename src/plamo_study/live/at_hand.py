@@ -18,6 +18,7 @@ from llama_meter.measure.process import measured_once
 from llama_meter.models import recipes, registry
 
 NOTEBOOK = "your-machine"  # and the study behind it
+SCALE = "shape"  # of the study's own models
 MINUTES = 11.0  # default for measuring; writing files comes on top
 PROBE_LIMIT_S = 60.0
 ROOM = 1 << 30  # bytes that stay free on the disk
@@ -36,11 +37,6 @@ class Pace:
     read: float
     matmul: float
     times: float
-
-
-def scale() -> str:
-    """The scale of the study's own models here: released weights where some were fetched, else random ones."""
-    return "weights" if plan.planned_models("weights") else registry.SCALES[-1]
 
 
 def measured(planned: Plan) -> bool:

@@ -91,7 +91,6 @@ def _prepare(planned: plan.Plan, minutes: float, on_bytes: live.OnBytes | None) 
     """Write the models that a plan lacks, once it is clear that it can be measured."""
     if planned.program:
         builds.program(planned.program)
-    files.check_released(planned)
     runner.check_time(planned, minutes)
     files.make_models(planned, on_bytes)
 

@@ -49,7 +49,7 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     order = (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES) if not sweep.n_seq else (1, *sweep.n_seq)
 
     def of(n_seq: int) -> list[Cell]:
-        invented = n_seq in FEW_SEQUENCES and scale != "weights" and not sweep.files
+        invented = n_seq in FEW_SEQUENCES and not sweep.files
         matched = ((MATCHED, scale, DTYPE[scale]),) if invented else ()
         policies = ("packed", "per_sequence") if n_seq in (4, 16) else ("packed",)
         steps = [on_file(change(base, n_seq=n_seq), file) for file in (*files, *matched)]

@@ -30,17 +30,17 @@ LONGER_PROMPT, LONGEST = 2048, 8192
 LONGER_CHUNK = 512
 CHUNKS = (16, 32, 64, 128, 256)
 USUAL_CHUNK = 64
-TABLE_PROMPT = {"mini": 4096, "shape": LONGER_PROMPT, "weights": LONGER_PROMPT}  # of the sources' table
+TABLE_PROMPT = {"mini": 4096, "shape": LONGER_PROMPT}  # of the sources' table
 TABLE_CHUNKS = (512, 128, 2048, 256, 1024, 4096)  # of it, in order of need
 DECODING, OTHERS = 4, (1, 8)  # sequences being answered
-STARTED = {"mini": 128, "shape": 32, "weights": 128}  # tokens that those decoding start from
+STARTED = {"mini": 128, "shape": 32}  # tokens that those decoding start from
 DEEPER = 512  # for comparing one buffer for all with one each
 SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks without decoding, around flash attention's tiles
 GPU_SIZES = (8, 16, 32, 33, 48, 64, 65, 128, 512)  # around the tiles of Metal's matrix kernel
 LAYER = "plamo-3-nict-2b-layer"  # one layer of the full width
 EVERY = 128  # tokens of the largest chunk of a sweep over all of them
 STEPS = 8  # before the prompt arrives, and after it is evaluated
-BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
+BLOCKS = {"mini": 2, "shape": 5}
 
 
 def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -61,7 +61,7 @@ def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 def _own(scale: str, base: Arrival) -> tuple[tuple[Cell, ...], int]:
     """The study's own cells in order of need, and how many are required."""
-    files = [(model, scale, DTYPE[scale]) for model in (*MODELS, *(() if scale == "weights" else (MATCHED,)))]
+    files = [(model, scale, DTYPE[scale]) for model in (*MODELS, MATCHED)]
     usual = {file[0]: on_file(base, file) for file in files}
     cells = [cell for arrival in usual.values() for cell in _usual(arrival)]
     cells += [cell for model in MODELS for cell in _controls(change(usual[model], n_chunk=USUAL_CHUNK))]

@@ -14,22 +14,22 @@ from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import MATCHED, MODELS, Plan, files_of, on_file, scale_of
 from llama_meter.models import registry
 
-DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
-LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
-WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens actually computed, past every window
+DEEPEST = {"mini": 8192, "shape": 16384}
+LARGER = {"mini": 8192, "shape": 8192}  # of the third model, twice the size of the others
+WALKED = {"mini": 2048, "shape": 4096}  # tokens actually computed, past every window
 NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
-NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: single processes vary by 7 %
+NEAR_PROCESSES = {"mini": 1, "shape": 3}  # of each in every block: single processes vary by 7 %
 PATIENCE = 5  # times the usual limit, for the oracle's long text
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
-COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
+COMPARED = {"mini": 2048, "shape": 8192}  # depth at which kinds of attention and memory are compared
 VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # suffixes of the models with other values
 VALUES_BLOCKS = 3
 COPIES = ("", "-again", "-scales", *VALUES)  # the usual values, a control, and one thing changed at a time
 OTHER_BUILD = ("", "-scales", "-lifelike")  # also measured by the build without a table of scales
 COPIES_BLOCKS = 12
 STEPS = 8  # decode steps timed at each depth
-LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
-BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
+LOOP = {"mini": (256, 64), "shape": (64, 24)}  # prompt and output tokens of the naive loop
+BLOCKS = {"mini": 3, "shape": 5}  # processes behind a number
 CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash attention, type of K, type of V
 CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
 TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 12
@@ -173,7 +173,7 @@ def _base(scale: str, gpu: bool, sweep: Sweep = NOTHING) -> tuple[Depth, tuple[F
     The matched model of equal bytes is invented, so it has no released weights.
     """
     plan.check_scale(scale)
-    files = files_of(scale, sweep, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1]))
+    files = files_of(scale, sweep, (MODELS[0], MATCHED, MODELS[1]))
     threads = plan.threads_of(sweep)
     base = on_file(Depth(n_gen=STEPS, n_threads=threads, n_gpu_layers=-1 if gpu else 0, flash_attn="on"), files[0])
     base = plan.change(base, **sweep.settings())

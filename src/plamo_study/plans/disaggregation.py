@@ -23,21 +23,21 @@ from llama_meter.measure.plan import (
 )
 from llama_meter.models import registry
 
-LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
-OTHERWISE = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # no flash attention; 8-bit cache
-ONE_THREAD = {"mini": (512, 2048), "shape": (), "weights": ()}  # decoded by one thread, beyond the small model's window
+LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192)}
+OTHERWISE = {"mini": (128, 2048, 16384), "shape": (128, 512)}  # no flash attention; 8-bit cache
+ONE_THREAD = {"mini": (512, 2048), "shape": ()}  # decoded by one thread, beyond the small model's window
 BLOCK = 32  # values that share a scale in a cache of 8 bits
 TRAINED = 2048  # least training length of the models, in tokens
-LINKED = {"mini": 2048, "shape": 128, "weights": 128}  # tokens shipped over links of every speed
+LINKED = {"mini": 2048, "shape": 128}  # tokens shipped over links of every speed
 LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second
-REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # most tokens with REPETITIONS in a process
-REPETITIONS = {"mini": 3, "shape": 1, "weights": 1}  # at full size reading the prompt again takes longest of all
+REPEATED = {"mini": 2048, "shape": 512}  # most tokens with REPETITIONS in a process
+REPETITIONS = {"mini": 3, "shape": 1}  # at full size reading the prompt again takes longest of all
 STEPS = 4  # decoded on both sides of a shipment
-ASKED = {"mini": (512, 32), "shape": (128, 16), "weights": (128, 16)}  # tokens of a request and of its answer
+ASKED = {"mini": (512, 32), "shape": (128, 16)}  # tokens of a request and of its answer
 REQUESTS = 8
-LOADS = {"mini": (4.0, 8.0, 16.0), "shape": (0.1, 0.2, 0.4), "weights": (0.1, 0.2, 0.4)}  # requests per second
+LOADS = {"mini": (4.0, 8.0, 16.0), "shape": (0.1, 0.2, 0.4)}  # requests per second
 AT_ONCE = 4  # answered
-BLOCKS = {"mini": 5, "shape": 3, "weights": 3}
+BLOCKS = {"mini": 5, "shape": 3}
 PATIENCE = 3  # times the usual limit: the longest prompts take a minute on a slow machine
 
 

@@ -15,7 +15,7 @@ TEXT = "python-heldout"  # Python sources that no embedded model was trained on
 REFERENCE = "F16"
 CHUNK, CHUNKS = 512, 40  # llama-perplexity's default chunk; 40 of them score 10,200 tokens
 PROMPTS, CONTINUED = 32, 64  # greedy continuations and their length in tokens
-TIME_LIMIT_S = {"mini": 600.0, "weights": 6 * 3600.0}  # one process evaluates all files
+TIME_LIMIT_S = {"mini": 600.0}  # one process evaluates all files
 MEMORY_SHARE = 0.5  # of physical memory, for all files of one process
 
 

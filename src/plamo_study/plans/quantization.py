@@ -37,7 +37,7 @@ REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type,
 AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
 LIFELIKE = "-lifelike"  # suffix of the model whose values look trained: a scale of its own for every block
 LIFELIKE_TYPES, LIFELIKE_STEPS, LIFELIKE_BLOCKS = ("Q8_0", "Q4_0", "F16"), 4, 12  # F16: without scales, a control
-VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
+VECTOR_SIZE = {"mini": 4096, "shape": 16384}  # mini: it fits the cache; else 4 times that or more
 
 
 def timed(model: str, scale: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ MOST_PROCESSES = 64
 ROOM = 0.75  # share of the machine's memory that the weights of all processes may take, if each has its own
 REPACKED = "Q4_0"  # a type whose matrices the engine lays out anew, in its own memory, when it loads a model
 PROMPT = 32
-STEPS = {"mini": 32, "shape": 16, "weights": 16}
+STEPS = {"mini": 32, "shape": 16}
 BLOCKS = 5
 
 

@@ -26,14 +26,14 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 
-PROMPTS = {"mini": (512, 4, 32), "shape": (512, 2, 16, 4, 8, 32, 64), "weights": (512, 2, 16, 4, 8, 32, 64)}
-SEQUENCES = {"mini": (1, 8), "shape": (1, 4, 16), "weights": (1, 4, 16)}
+PROMPTS = {"mini": (512, 4, 32), "shape": (512, 2, 16, 4, 8, 32, 64)}
+SEQUENCES = {"mini": (1, 8), "shape": (1, 4, 16)}
 LONG = 512  # tokens of a prompt from which it is read once a process
 OTHER_TYPES = ("F32", "F16", "Q8_0")  # matrix ceilings beside the one of the study's own type
 COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64, 128)  # of the engine's product, whose kernel depends on them
 FEW_COLUMNS = (1, 4, 8, 32)
 GPU_REPETITIONS = 50
-COLUMN_SIZE = {"mini": 2048, "shape": 8192, "weights": 8192}  # rows and columns of its weights; shape: out of the cache
+COLUMN_SIZE = {"mini": 2048, "shape": 8192}  # rows and columns of its weights; shape: out of the cache
 
 
 def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:

@@ -35,20 +35,19 @@ from llama_meter.serve import server
 LONGEST = {
     "mini": (256, 24),
     "shape": (128, 16),
-    "weights": (128, 16),
     "file": (128, 16),
 }  # tokens of a prompt and of an answer
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "one at a time", "decode first 64")
 FIRST = POLICIES[:2]  # which every page needs
-RULES = {"mini": POLICIES, "shape": FIRST, "weights": FIRST, "file": POLICIES[:3]}
+RULES = {"mini": POLICIES, "shape": FIRST, "file": POLICIES[:3]}
 CUT = "chunked {}"  # the policy that cuts prompts into pieces of so many tokens
-LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6), "weights": (0.56, 1.1, 1.6)}  # requests a second
+LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6)}  # requests a second
 SIZE = 1_374_987_584  # bytes of the file that the loads at full size were chosen for
-REQUESTS = {"mini": 320, "shape": 60, "weights": 60, "file": 60}  # for a P99 of first tokens; for a P95
+REQUESTS = {"mini": 320, "shape": 60, "file": 60}  # for a P99 of first tokens; for a P95
 ALONE, MANY = (80.0, 110.0, 140.0), 1000  # at mini: rates (1/s) around the one of which a machine serves 99 % in time
 # by simulation; requests at each, enough to estimate a share
-BLOCKS = {"mini": 5, "shape": 2, "weights": 2, "file": 3}
+BLOCKS = {"mini": 5, "shape": 2, "file": 3}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
 
@@ -70,7 +69,7 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
             ranked.setdefault(cell, rank)  # on one core a server's parts are the same cells
     cells: tuple[Cell, ...] = tuple(cell for cell, _ in sorted(ranked.items(), key=lambda item: item[1]))
     planned = with_gates("10-scheduling", own, cells, exact_cache=False)
-    needed = sum(rank <= (own in ("shape", "weights")) for rank in ranked.values())
+    needed = sum(rank <= (own == "shape") for rank in ranked.values())
     return replace(
         planned, needed=needed, blocks=BLOCKS[own], extra_blocks=1, time_limit_s=PATIENCE * planned.time_limit_s,
         workload="llama_meter.workloads.scheduling",

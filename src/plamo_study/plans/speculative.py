@@ -39,7 +39,7 @@ RATES = (0.5, 0.7, 0.9)  # acceptances measured directly
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)  # sequences
 GENERATED = 64
-BLOCKS = {"mini": 3, "shape": 4, "weights": 5, "file": 4}
+BLOCKS = {"mini": 3, "shape": 4, "file": 4}
 TEXT, PROSE = "python-heldout", "english-heldout"
 PROMPTS = 4  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -202,8 +202,6 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
     if scale == "mini" and base.model == HYBRID:
         for target, draft in ((base.dtype, ROUGHER), (ROUGH, ROUGH), (ROUGH, ROUGHER)):
             yield change(by_model, draft=base.model, dtype=target, draft_dtype=draft)
-    if scale == "weights" and base.model == HYBRID:
-        yield change(by_model, model=LARGER, draft=HYBRID, draft_dtype=base.dtype)
 
 
 def _planned(study: str, scale: str, cells: Sequence[Cell], needed: int) -> Plan:

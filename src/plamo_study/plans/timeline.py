@@ -18,7 +18,7 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 
-PROMPT = {"mini": 128, "shape": 256, "weights": 256}
+PROMPT = {"mini": 128, "shape": 256}
 SHORT = 32  # of a file whose context has no room for more
 STEPS = 16
 

@@ -19,7 +19,6 @@ from llama_meter.measure.plan import (
     kernels_of,
     lean,
     on_file,
-    planned_models,
     scale_of,
     thread_counts,
 )
@@ -33,16 +32,14 @@ GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded d
 
 def first_round(scale: str, sweep: Sweep) -> Sweep:
     """What the five answers need at least, of the same cells: no file has to be quantized for it."""
-    brings = not sweep.files and (scale == "mini" or MODELS[0] in planned_models(scale))
-    dtypes = (DTYPE[scale],) if brings else ()
+    dtypes = () if sweep.files else (DTYPE[scale],)
     return replace(sweep, n_prompt=N_PROMPT[:1], n_seq=N_SEQ[:2], dtypes=dtypes, blocks=(LEAST_BLOCKS,))
 
 
 def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Both phases of every file and the machine's ceilings; then batches, types and further lengths as time allows."""
     check_scale(scale)
-    fetched = planned_models(scale) if scale != "mini" and not sweep.files else MODELS
-    files = files_of(scale, sweep, fetched)
+    files = files_of(scale, sweep)
     threads = sweep.n_threads or thread_counts()[:1]
     base = Prefill(scale=scale, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
     base = change(base, **sweep.settings())

@@ -12,7 +12,7 @@ from llama_meter.journal import LOCAL, REFERENCE
 from plamo_study.plans.registry import OF_ALL
 
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.csv", "*.lock")
-DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT", "PLAMO_STUDY_DEVICE")  # environment, changes results
+DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_DEVICE")  # environment, changes results
 
 
 def digest(notebook: str) -> str:

@@ -105,10 +105,10 @@ def _named(cell: AnyCell) -> str:
 
 
 def weights_of(fact: dict[str, Any]) -> str:
-    """Where a model's weights come from: random, trained here (the embedded models), released, or a user's file."""
+    """Where a model's weights come from: random, trained here (the embedded models), or a user's file."""
     if fact["scale"] == GIVEN:
         return "a file's"
-    return "random" if fact["synthetic"] else "released" if fact["scale"] == "weights" else "trained"
+    return "random" if fact["synthetic"] else "trained"
 
 
 def standing(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
