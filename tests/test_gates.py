@@ -19,13 +19,15 @@ from llama_meter.measure.process import work
 from llama_meter.measure.tolerance import part_tolerance, tolerance
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
-from llama_meter.oracle import faults
+from llama_meter.oracle import faults, forward
 from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
 from llama_meter.oracle.judge import judge
-from llama_meter.workloads import context as depth
+from llama_meter.workloads import context as depth, phases
 from plamo_study.laws import batching_tests as law_check
-from plamo_study.read import frame
+from plamo_study.measurements import recording
+from plamo_study.read import frame, judged
+from plamo_study.show import evidence
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)
@@ -76,6 +78,36 @@ def test_an_engine_that_computes_otherwise_than_the_oracle_is_caught(name, seen)
         judged = judge(fault(seen.path, "CPU"), TOKENS, seen.sums, seen.logits)
     meets_it = name in faults.OF_ATTENTION or seen.cell.model == HYBRID
     assert (worst(judged) > part_tolerance(seen.cell)) == (meets_it and name not in faults.HARMLESS)
+
+
+DEEP = {"n_prompt": 512, "n_batch": 512, "n_ubatch": 128, "n_gen": 4, "proof": "depth", "flash_attn": "on"}
+
+
+def gated_here(cell):
+    """A gate's verdict in this process, where its oracle may have been replaced."""
+    return phases.run(cell, mini_file(cell.model), 0, lambda stage: None)
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+@pytest.mark.parametrize("skips", [True, False], ids=["last layer skipped", "keys rotated otherwise"])
+def test_a_gate_at_depth_passes_a_right_engine_and_sees_a_fault_that_begins_late(model, skips, monkeypatch):
+    cell = mini("gate", model, **DEEP)
+    right = gated_here(cell)
+    assert right.valid, right.checks
+    assert (right.checks["judged_from"], right.checks["judged_to"]) == (192, 516)
+    planted = type("Planted", (faults.FromPosition,), {"since": 256, "skips": skips})
+    monkeypatch.setattr(forward, "Oracle", planted)
+    wrong = gated_here(cell)
+    assert not wrong.valid, wrong.checks
+    usual = mini("gate", model, n_prompt=72, n_ubatch=32, n_gen=4)
+    assert gated_here(usual).valid, "a gate of 72 tokens does not go there"
+
+
+def test_rows_know_to_which_depth_their_file_was_judged_and_say_how_many_go_further():
+    rows = recording("05-context").rows
+    deep = rows[(rows.workload == "depth") & (rows.model == HYBRID) & (rows.build == "stock")]
+    assert set(deep.judged) == {plan.DEEP_TOKENS["shape"] + plan.DEEP_STEPS}
+    assert f"{len(rows[judged.reach(rows) > rows.judged]):,} rows go further" in evidence.depths(rows)
 
 
 def test_a_fault_that_the_logits_of_an_8_bit_file_hide_is_seen_in_its_part(seen):

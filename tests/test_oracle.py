@@ -84,9 +84,9 @@ array = weights.Weights.array
 ALL, HYBRID, SLIDING = ARCHS, ("plamo2",), ("plamo3",)
 
 
-def rotate_neighbours(x, theta):
+def rotate_neighbours(x, theta, at):
     halves = np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
-    return rotate(halves, theta)[..., np.arange(x.shape[-1]).reshape(2, -1).T.ravel()]
+    return rotate(halves, theta, at)[..., np.arange(x.shape[-1]).reshape(2, -1).T.ravel()]
 
 
 def filled(tensor: str, value: float):
@@ -95,21 +95,21 @@ def filled(tensor: str, value: float):
 
 
 MUTATIONS = {
-    "no rope": (ALL, layers, "rotate", lambda x, theta: x),
+    "no rope": (ALL, layers, "rotate", lambda x, theta, at: x),
     "rope on neighbouring features": (ALL, layers, "rotate", rotate_neighbours),
     "heads of keys and values dealt in turn": (ALL, layers, "key_value_head", lambda head, n, n_kv: head % n_kv),
-    "future visible": (ALL, layers, "visible", lambda n, window: np.ones((n, n), bool)),
+    "future visible": (ALL, layers, "visible", lambda n, window, at: np.ones((len(at), n), bool)),
     "norm forgets its mean": (ALL, layers, "rms_norm", lambda x, weight, eps: weight * x),
     "norm forgets its weight": (ALL, layers, "rms_norm", lambda x, w, eps: rms_norm(x, np.ones_like(w), eps)),
     "halves of the gate swapped": (ALL, layers, "gate", lambda up: gate(np.roll(up, up.shape[-1] // 2, axis=-1))),
     "query norm weight forgotten": (ALL, weights.Weights, "array", filled("attn_q_norm", 1)),
     "final norm weight forgotten": (ALL, weights.Weights, "array", filled("output_norm", 1)),
     "post-mixer norm without its fifth": (ALL, weights.Weights, "array", filled("post_attention_norm", 1)),
-    "window ignored": (SLIDING, layers, "visible", lambda n, window: visible(n, None)),
-    "window one token too long": (SLIDING, layers, "visible", lambda n, w: visible(n, w and w + 1)),
-    "window one token too short": (SLIDING, layers, "visible", lambda n, w: visible(n, w and w - 1)),
+    "window ignored": (SLIDING, layers, "visible", lambda n, window, at: visible(n, None, at)),
+    "window one token too long": (SLIDING, layers, "visible", lambda n, w, at: visible(n, w and w + 1, at)),
+    "window one token too short": (SLIDING, layers, "visible", lambda n, w, at: visible(n, w and w - 1, at)),
     "pattern counted from 0": (SLIDING, forward.Oracle, "_slides", lambda self, layer: layer % 4 != 0),
-    "one rope base for all layers": (SLIDING, layers, "rotate", lambda x, theta: rotate(x, 1e6)),
+    "one rope base for all layers": (SLIDING, layers, "rotate", lambda x, theta, at: rotate(x, 1e6, at)),
     "z and x swapped": (HYBRID, layers, "split_zx", lambda zx, n: split_zx(zx, n)[::-1]),
     "z and x in halves": (HYBRID, layers, "split_zx", lambda zx, n: zx.reshape(len(zx), 2, n, -1).swapaxes(0, 1)),
     "B and C swapped": (HYBRID, layers, "split_bcdt", lambda x, d: [split_bcdt(x, d)[i] for i in (1, 0, 2)]),

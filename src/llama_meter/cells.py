@@ -132,8 +132,9 @@ class Gate(OnModel, frozen=True, kw_only=True):
     timed = False
     n_prompt: int = 0  # tokens that both see
     n_gen: int = 0  # tokens continued greedily, to see whether the model loops
-    # parts: each part, given what entered it; no more. consistent: the engine against itself, where there is no oracle
-    judged: Literal["", "parts", "consistent"] = field(default="", name="proof")
+    # parts: each part, given what entered it; no more. depth: these at some positions of a long prompt and in the steps
+    # after it. consistent: the engine against itself, where there is no oracle
+    judged: Literal["", "parts", "depth", "consistent"] = field(default="", name="proof")
 
 
 class Replay(OnModel, frozen=True, kw_only=True):

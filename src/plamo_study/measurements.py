@@ -19,7 +19,7 @@ from plamo_study.show.evidence import chip
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
-LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
+LAST = ["verdict", "judged", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
 ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
 OF_KIND = {  # columns that a study with such cells, or of this name, always has
@@ -102,6 +102,8 @@ def measurements(
             "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with
             itself, cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": nothing
             judged the file; "failed"; "starved"; "n/a".
+        judged
+            The number of tokens to which the oracle judged the file, on the same build; 0 where it did not.
         disturbed, drift
             Whether something disturbed the process, and the relative drift of the machine's speed in its block.
         usable

@@ -37,6 +37,9 @@ GATE_MICRO_BATCH = {
     "shape": 32,
     "file": 32,
 }  # a gate's prefill crosses two ends of micro-batches
+# Of a gate at depth, with the micro-batch, flash attention and cache of deep rows. At full size two minutes a file
+DEEP_TOKENS = {"mini": 16384, "shape": 4096, "file": 4096}
+DEEP_STEPS = 8
 CONSISTENT_TOKENS = 48  # of each sequence in a gate without an oracle
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
@@ -90,7 +93,14 @@ def gates(scale: str, gpu: bool = False) -> Plan:
     check_scale(scale)
     base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
     files = [(model, DTYPE[scale]) for model in (*MODELS, MATCHED)] + [(MODELS[0], "F16")]
-    cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
+    cells: tuple[Cell, ...] = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
+    cells += tuple(deep_gate(base, (model, scale, DTYPE[scale])) for model in (*MODELS, MATCHED))
+    if scale == "shape":  # every other type that a study times, part by part
+        lean_gate = change(base, judged="parts", **LEAN_GATE)
+        every = ((model, dtype) for model in MODELS for dtype in types(model, scale))
+        cells += tuple(
+            change(lean_gate, model=model, dtype=dtype) for model, dtype in every if (model, dtype) not in files
+        )
     anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
     return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
 
@@ -203,6 +213,13 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
     return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
+
+
+def deep_gate(gate: Gate, file: File) -> Gate:
+    """A gate of this file by the oracle at depth: some positions of a long prompt, and the steps after it."""
+    n = DEEP_TOKENS[file[1]]
+    deep: dict[str, Any] = {"n_prompt": n, "n_gen": DEEP_STEPS, "n_batch": n, "n_ubatch": 512, "flash_attn": "on"}
+    return on_file(change(gate, judged="depth", **deep), file)
 
 
 def gate_of(gate: Cell, file: File) -> Cell:

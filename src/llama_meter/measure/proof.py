@@ -17,7 +17,7 @@ from llama_meter.engine.nodes import PartSums
 from llama_meter.engine.session import Session
 from llama_meter.limits import BACKENDS, FIRST_TOKEN, backend
 from llama_meter.measure import sessions
-from llama_meter.measure.tolerance import part_tolerance, tolerance
+from llama_meter.measure.tolerance import attention_tolerance, part_tolerance, tolerance
 from llama_meter.oracle.compare import agreement, relative_error
 from llama_meter.rows import Measured, told
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import Judged
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
+DEEP_POSITIONS = 32  # of a long prompt and the steps after it that the oracle judges
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
 CONSISTENT_SEQUENCES, CONSISTENT_PIECE = 3, 7  # of a gate without an oracle: slots, and tokens of a piece
 PROBE_TOKENS = 32  # evaluated alone, split in several ways, beside a replay: the size of rounding
@@ -77,6 +78,8 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     """
     if cell.judged == "consistent":
         return _consistent(cell, session)
+    if cell.judged == "depth":
+        return _at_depth(cell, session, draws[0][0], path)
     from llama_meter.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import judge
     from llama_meter.oracle.weights import FEW
@@ -149,6 +152,53 @@ def _consistent(cell: Gate, session: Session) -> Measured:
     checks["finite_agrees"] = all(bool(np.isfinite(logits).all()) for logits in whole.values())
     right = all(value for name, value in checks.items() if name.endswith("_agrees"))
     return Measured(checks=checks | {"tolerance": limit}, valid=right, n_evaluated=session.n_evaluated)
+
+
+def _at_depth(cell: Gate, session: Session, tokens: np.ndarray, path: Path) -> Measured:
+    """A long prompt in the micro-batches of rows and some steps after it, judged by the oracle at DEEP_POSITIONS.
+
+    The first of them lies at 3/8 of the prompt; the last ones are the steps. `judged_from` and `judged_to` are the
+    first position and the number of tokens.
+    """
+    from llama_meter.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
+    from llama_meter.oracle.judge import judge_at
+
+    n = cell.n_prompt
+    tokens = tokens[: n + cell.n_gen]
+    inside = np.linspace(3 * n // 8, n - 1, DEEP_POSITIONS - cell.n_gen).astype(int)
+    at = np.concatenate([inside, np.arange(n, n + cell.n_gen)])
+    plain = _long(session, tokens, inside)
+    with PartSums(session) as model:
+        watched = _long(model, tokens, inside)
+        sums = model.sums()
+    backend = computed_on(cell)
+    oracle = Oracle(path, backend, library.window(), stepped_from=n)
+    judged, allowed = judge_at(oracle, tokens, sums, watched, at), part_tolerance(cell, backend)
+    attention = max((e for i, e in enumerate(judged.parts["mixer"]) if not oracle.is_mamba(i)), default=0.0)
+    others = [e for i, e in enumerate(judged.parts["mixer"]) if oracle.is_mamba(i)] + judged.parts["feed-forward"]
+    error, of_attention = relative_error(watched, plain), attention_tolerance(cell, allowed)
+    checks: dict[str, float | bool] = {"parts_error": max(judged.head, *others), "attention_error": attention}
+    checks |= {"parts_agrees": checks["parts_error"] <= allowed, "attention_agrees": attention <= of_attention}
+    checks |= {
+        "watched_error": error,
+        "watched_agrees": error <= allowed,
+        "finite_agrees": bool(np.isfinite(plain).all()),
+    }
+    checks |= {"parts_tolerance": allowed, "attention_tolerance": of_attention}
+    checks |= {"judged_from": float(at[0]), "judged_to": float(len(tokens))}
+    agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
+    return Measured(checks=checks, series=judged.parts, valid=agree, n_evaluated=2 * len(tokens))
+
+
+def _long(session: Session, tokens: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Logits at the positions `inside` a prompt that ends with the last of them, and after each of the other tokens."""
+    session.clear()
+    n = int(inside[-1]) + 1
+    rows = [session.evaluate_at(tokens[:n], inside.tolist())]
+    for token in tokens[n:].tolist():
+        session.decode({0: token})
+        rows.append(session.logits()[None])
+    return np.concatenate(rows)
 
 
 def computed_on(cell: Gate) -> str:

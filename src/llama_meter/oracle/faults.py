@@ -16,7 +16,7 @@ HALF = 65504.0  # the largest number of half precision
 class LostRotation(Oracle):
     """D1: queries and keys without their positions."""
 
-    def _rotated(self, x: np.ndarray, theta: float) -> np.ndarray:
+    def _rotated(self, x: np.ndarray, theta: float, at: np.ndarray) -> np.ndarray:
         return x
 
 
@@ -56,8 +56,8 @@ class HalfPrecisionOverflow(Oracle):
 class SwappedHeads(Oracle):
     """Heads 0 and 1 are swapped."""
 
-    def _rotated(self, x: np.ndarray, theta: float) -> np.ndarray:
-        x = super()._rotated(x, theta)
+    def _rotated(self, x: np.ndarray, theta: float, at: np.ndarray) -> np.ndarray:
+        x = super()._rotated(x, theta, at)
         return _swapped(x) if x.shape[1] > 1 else x
 
     def _gated(self, y: np.ndarray) -> np.ndarray:
@@ -70,10 +70,39 @@ class LateState(Oracle):
     def _scanned(self, x: np.ndarray, dt: np.ndarray, a: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
         return _skipping(slice(len(x) // 2 - 1, len(x) // 2), x, dt, a, B, C)
 
-    def _visible(self, n_tokens: int, window: int | None) -> np.ndarray:
-        seen = super()._visible(n_tokens, window).copy()
-        seen[n_tokens // 2 :, n_tokens // 2 - 1] = False
+    def _visible(self, n_tokens: int, window: int | None, at: np.ndarray) -> np.ndarray:
+        seen = super()._visible(n_tokens, window, at).copy()
+        seen[at >= n_tokens // 2, n_tokens // 2 - 1] = False
         return seen
+
+
+class FromPosition(Oracle):
+    """A fault that begins at position `since`: the last layer skipped, or keys rotated by another base.
+
+    Planted by tests and by the table of notebook 14, never by a gate.
+    """
+
+    since, skips = 0, False
+
+    def mixed(self, layer: int, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        """As of any oracle, but for nothing from `since` on in the last layer."""
+        return self._without(layer, super().mixed(layer, x, at), at)
+
+    def fed(self, layer: int, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        """The same of the feed-forward."""
+        return self._without(layer, super().fed(layer, x, at), at)
+
+    def _without(self, layer: int, added: np.ndarray, at: np.ndarray | None) -> np.ndarray:
+        if not self.skips or layer < self.n_layer - 1:
+            return added
+        positions = np.arange(len(added)) if at is None else at
+        return np.where((positions >= self.since)[:, None], np.float32(0), added)
+
+    def _rotated(self, x: np.ndarray, theta: float, at: np.ndarray) -> np.ndarray:
+        right = super()._rotated(x, theta, at)
+        if self.skips or x.shape[1] == max(self._n_head):  # queries
+            return right
+        return np.where((at >= self.since)[:, None, None], super()._rotated(x, 1.5 * theta, at), right)
 
 
 OF_MAMBA = {

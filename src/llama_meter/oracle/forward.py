@@ -88,38 +88,43 @@ class Oracle:
         """Whether a layer mixes by Mamba."""
         return bool(self._n_head_kv[layer] == 0)
 
-    def mixed(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """A layer's mixer output, to be added to `x` (n_tokens, hidden); `x` covers the whole text so far."""
-        block, mixer = f"blk.{layer}.", self._mamba if self.is_mamba(layer) else self._attention
-        return self._norm(mixer(layer, self._norm(x, block + "attn_norm.weight")), block + "post_attention_norm")
+    def mixed(self, layer: int, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        """A layer's mixer output, to be added to `x` (n_tokens, hidden); `x` covers the whole text so far.
 
-    def fed(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """A layer's feed-forward output, to be added to `x` (n_tokens, hidden)."""
+        `at`: the positions whose output is wanted, (n_positions,); None: all.
+        """
+        block, mixer = f"blk.{layer}.", self._mamba if self.is_mamba(layer) else self._attention
+        at = np.arange(len(x)) if at is None else at
+        return self._norm(mixer(layer, self._norm(x, block + "attn_norm.weight"), at), block + "post_attention_norm")
+
+    def fed(self, layer: int, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        """A layer's feed-forward output, to be added to `x` (n_tokens, hidden); `at` as for `Weights.linear`."""
         block = f"blk.{layer}."
-        fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"))
+        fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"), at)
         return self._norm(fed, block + "post_ffw_norm")
 
     def head(self, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
         """Logits (n_tokens, n_vocab) from the output `x` of the last layer; `at` as for `Weights.linear`."""
         return self._weights.linear(self._norm(x, "output_norm.weight"), self._head, at)
 
-    def _feed_forward(self, block: str, x: np.ndarray) -> np.ndarray:
-        up = self._weights.linear(x, block + "ffn_up.weight")
-        return self._weights.linear(layers.gate(up), block + "ffn_down.weight")
+    def _feed_forward(self, block: str, x: np.ndarray, at: np.ndarray | None) -> np.ndarray:
+        up = self._weights.linear(x, block + "ffn_up.weight", at)
+        return self._weights.linear(layers.gate(up), block + "ffn_down.weight", at)
 
-    def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
+    def _attention(self, layer: int, x: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Attention with normed and rotated queries and keys; q, k, v lie in this order in one projection."""
         block, n_head, n_kv = f"blk.{layer}.", int(self._n_head[layer]), int(self._n_head_kv[layer])
-        qkv = self._weights.linear(x, block + "attn_qkv.weight")
-        q, k, v = np.split(qkv, [n_head * self._d_head, (n_head + n_kv) * self._d_head], axis=-1)
+        name, n_q = block + "attn_qkv.weight", n_head * self._d_head
+        q = self._weights.linear(x[at], name, at)[:, :n_q]
+        k, v = np.split(self._weights.linear(x, name, first=n_q), [n_kv * self._d_head], axis=-1)
         window, theta = self._reach(layer)
-        q = self._norm(q.reshape(len(x), n_head, -1), block + "attn_q_norm.weight")
+        q = self._norm(q.reshape(len(at), n_head, -1), block + "attn_q_norm.weight")
         k = self._norm(k.reshape(len(x), n_kv, -1), block + "attn_k_norm.weight")
-        q, k = self._rotated(q, theta), self._rotated(k, theta)
-        mixed = layers.attend(q, k, v.reshape(len(x), n_kv, -1), self._visible(len(x), window))
-        return self._weights.linear(mixed, block + "attn_output.weight")
+        q, k = self._rotated(q, theta, at), self._rotated(k, theta, np.arange(len(x)))
+        mixed = layers.attend(q, k, v.reshape(len(x), n_kv, -1), self._visible(len(x), window, at))
+        return self._weights.linear(mixed, block + "attn_output.weight", at)
 
-    def _mamba(self, layer: int, x: np.ndarray) -> np.ndarray:
+    def _mamba(self, layer: int, x: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Mamba: y = scan(u, dt, B, C) + D u with u = conv(x), then silu(z) · y through the output projection."""
         block, n_head = f"blk.{layer}.ssm_", int(self._value("ssm.time_step_rank"))
         array, linear = self._weights.array, self._projected
@@ -130,15 +135,15 @@ class Oracle:
         dt = layers.softplus(linear(dt, block + "dt.weight") + array(block + "dt.bias"))
         u = u.reshape(z.shape)
         y = self._scanned(u, dt, array(block + "a").ravel(), B, C) + array(block + "d").reshape(-1, 1) * u
-        return linear(self._gated(layers.silu(z) * y).reshape(len(x), -1), block + "out.weight")
+        return linear(self._gated(layers.silu(z[at]) * y[at]).reshape(len(at), -1), block + "out.weight", at)
 
     # These steps are separate methods so that faults.py can replace them.
 
-    def _rotated(self, x: np.ndarray, theta: float) -> np.ndarray:
-        return layers.rotate(x, theta)
+    def _rotated(self, x: np.ndarray, theta: float, at: np.ndarray) -> np.ndarray:
+        return layers.rotate(x, theta, at)
 
-    def _visible(self, n_tokens: int, window: int | None) -> np.ndarray:
-        return layers.visible(n_tokens, window)
+    def _visible(self, n_tokens: int, window: int | None, at: np.ndarray) -> np.ndarray:
+        return layers.visible(n_tokens, window, at)
 
     def _projected(self, x: np.ndarray, name: str, at: np.ndarray | None = None) -> np.ndarray:
         return self._weights.linear(x, name, at)

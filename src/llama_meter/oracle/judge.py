@@ -68,3 +68,32 @@ def _plant(oracle: Oracle, layer: int, x: np.ndarray, right: np.ndarray, faults:
     for name, faulty in (OF_MAMBA if oracle.is_mamba(layer) else OF_ATTENTION).items():
         with np.errstate(all="ignore"):
             faults.setdefault(name, []).append(relative_error(faulty(oracle).mixed(layer, x), right))
+
+
+def judge_at(
+    oracle: Oracle,
+    tokens: np.ndarray,
+    sums: Mapping[tuple[int, str], np.ndarray],
+    engine_logits: np.ndarray,
+    at: np.ndarray,
+) -> Judged:
+    """Judge a long text at some of its positions: every part of every layer there, and the head.
+
+    `sums` as for `judge`; those of the last layer hold the positions `at` alone: the engine computes no others there.
+    `engine_logits`: (n_positions, n_vocab). Parts chain from the embedding to the logits, and a part's input at all
+    earlier positions is the engine's own, so a fault that begins anywhere shows in the part where it begins.
+
+    Raises KeyError for a part that the engine did not report.
+    """
+    forced = oracle.embedded(tokens)
+    judged = Judged(forced)
+    for layer in range(oracle.n_layer):
+        for part, added in (("mixer", oracle.mixed), ("feed-forward", oracle.fed)):
+            seen = sums[layer, part]
+            before = forced if len(forced) == len(at) else forced[at]
+            right = added(layer, forced, at) if part == "mixer" else added(layer, before, at)
+            after = seen if len(seen) == len(at) else seen[at]
+            judged.parts.setdefault(part, []).append(relative_error(after - before, right))
+            forced = seen
+    judged.head = relative_error(engine_logits, oracle.head(after, at))
+    return judged

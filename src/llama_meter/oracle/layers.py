@@ -21,22 +21,26 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return weight * (x / np.sqrt(mean_square + eps)).astype(np.float32)
 
 
-def rotate(x: np.ndarray, theta: float) -> np.ndarray:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) over the whole head, row t at position t.
+def rotate(x: np.ndarray, theta: float, at: np.ndarray | None = None) -> np.ndarray:
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) over the whole head.
 
-    x is (n_tokens, n_head, d). Pairs are split by halves: feature i rotates with feature i + d/2 by the angle
-    t · theta^(-2i/d). Angles are taken in float64: position · frequency loses digits in float32.
+    x is (n_tokens, n_head, d), its rows at the positions `at`, None: from 0 on. Pairs are split by halves: feature i
+    rotates with feature i + d/2 by the angle t · theta^(-2i/d). Angles are taken in float64: position · frequency
+    loses digits in float32.
     """
     n_tokens, _, d = x.shape
-    angle = np.arange(n_tokens)[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    angle = (np.arange(n_tokens) if at is None else at)[:, None] * theta ** (-np.arange(0, d, 2) / d)
     cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
     a, b = x[..., : d // 2], x[..., d // 2 :]
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def visible(n_tokens: int, window: int | None) -> np.ndarray:
-    """Boolean (query, key): keys up to the query's position are visible, with a window only at distances below it."""
-    distance = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
+def visible(n_tokens: int, window: int | None, at: np.ndarray | None = None) -> np.ndarray:
+    """Boolean (query, key): keys up to the query's position are visible, with a window only at distances below it.
+
+    `at`: the positions of the queries; None: all.
+    """
+    distance = (np.arange(n_tokens) if at is None else at)[:, None] - np.arange(n_tokens)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
@@ -48,8 +52,8 @@ def key_value_head(head: int, n_head: int, n_head_kv: int) -> int:
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """softmax(q kᵀ / √d) v over the keys seen (Vaswani et al. 2017, arXiv:1706.03762), grouped key/value heads.
 
-    q is (n_tokens, n_head, d), k (n_tokens, n_head_kv, d), v (n_tokens, n_head_kv, d_v), `seen` (query, key) boolean;
-    the result is (n_tokens, n_head · d_v).
+    q is (n_queries, n_head, d), k (n_tokens, n_head_kv, d), v (n_tokens, n_head_kv, d_v), `seen` (query, key) boolean;
+    the result is (n_queries, n_head · d_v).
     """
     _, n_head, d = q.shape
     hidden = np.where(seen, np.float32(0), np.float32(-np.inf))

@@ -107,22 +107,23 @@ class Weights:
             self._cache[name] = dequantize(tensor.data, tensor.tensor_type)
         return self._cache[name]
 
-    def linear(self, x: np.ndarray, name: str, at: np.ndarray | None = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, name: str, at: np.ndarray | None = None, first: int = 0) -> np.ndarray:
         """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time.
 
-        `at`: which token of the text each row of x is, (n_tokens,); None: the first ones, in order.
+        `at`: which token of the text each row of x is, (n_tokens,); None: the first ones, in order. `first`: the first
+        output feature that is wanted.
         """
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
         kind = self._tensor(name).tensor_type
         to, exact = self._rounded_to.get(kind), x
         x = x if to is None else rounded(x, to)
         lost = self._lost(exact, x, kind, np.arange(len(x)) if at is None else at)
-        y = np.empty((len(x), n_out), dtype=np.float32)
-        for start in range(0, n_out, step):
-            block = slice(start, start + step)
-            y[:, block] = x @ self.rows(name, block).T
+        y = np.empty((len(x), n_out - first), dtype=np.float32)
+        for start in range(first, n_out, step):
+            block, out = slice(start, start + step), slice(start - first, start - first + step)
+            y[:, out] = x @ self.rows(name, block).T
             if lost is not None:
-                y[:, block] += lost @ offsets(self._tensor(name).data[block], kind).T
+                y[:, out] += lost @ offsets(self._tensor(name).data[block], kind).T
         return y
 
     @property

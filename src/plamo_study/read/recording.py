@@ -12,7 +12,7 @@ from llama_meter.measure import defects
 from llama_meter.measure.identity import renewed
 from llama_meter.rows import Cell, Record, Row
 from plamo_study.plans import registry
-from plamo_study.read import frame
+from plamo_study.read import frame, judged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,4 +163,6 @@ def _records(study: str, source: str, scale: str) -> list[Record]:
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:
     """A recording of these rows of a journal's records, reduced to the machine measured last."""
     facts = frame.facts(records)
-    return Recording(frame.frame(of_one_machine(rows), facts), facts, study, scale, source)
+    framed = frame.frame(of_one_machine(rows), facts)
+    framed = framed.assign(judged=judged.judged(framed, facts, records, scale))
+    return Recording(framed, facts, study, scale, source)

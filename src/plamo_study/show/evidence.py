@@ -17,6 +17,7 @@ from llama_meter.stats import Estimate
 from plamo_study.arithmetic.ceilings import main_place, of_study, published
 from plamo_study.read import processors, usable
 from plamo_study.read.frame import build_name
+from plamo_study.read.judged import reach
 from plamo_study.read.recording import Recording
 from plamo_study.read.usable import disturbed_cells, marked_by, model_names
 from plamo_study.show.tables import Table, escaped, scaled
@@ -246,7 +247,19 @@ def _rows(recording: Recording, of: str = "", judged: str = "") -> str:
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
     size = "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
     place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {size} ({weights})"
-    return f"*{judged or computed(rows, of)} {returned(rows)}{place}.*"
+    return f"*{judged or computed(rows, of)} {depths(rows)}{returned(rows)}{place}.*"
+
+
+def depths(rows: pd.DataFrame) -> str:
+    """A sentence: to which depth the oracle judged the files of these rows, and how many rows reach further."""
+    of = rows[(rows["model"] != "") & (rows["judged"] > 0)] if "judged" in rows else rows.head(0)
+    if of.empty:
+        return ""
+    further = of[reach(of) > of["judged"]]
+    said = f"The oracle judged their files to {of['judged'].min():,} tokens or more"
+    if further.empty:
+        return f"{said}, which no row goes beyond. "
+    return f"{said}; {len(further):,} rows go further, to {reach(further).max():,}. "
 
 
 def commit(engine: Mapping[str, Any]) -> str:
