@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -144,6 +144,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         declared = parameters.declared(path)
         own: dict[str, Any] = values | (as_recorded(path.stem, scale) if asked.published else {})
         own |= {"device": device} if device != "auto" and "device" in declared else {}
+        own = {name: value for name, value in own.items() if name in declared} if asked.published else own
         given[path] = own | dict(asked.of_page.get(path.stem, {}))
         sweeps[path.stem] = _asked(path, given[path])
     shares = budget.of_notebooks(sweeps, scale, asked.minutes, sweeps)
@@ -162,9 +163,13 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
             steps.skip(len(needs[notebook.stem]))
         else:
-            well = all([_measure(need, asked, steps, varied, len(every) == 1) for need in needs[notebook.stem]])
-            if needs[notebook.stem]:
+            ends = [_measure(need, asked, steps, varied, len(every) == 1) for need in needs[notebook.stem]]
+            if ends:
                 digest = inputs.digest(notebook.stem)
+            if asked.published and ends and set(ends) == {"no time"}:
+                report.console.print(f"{notebook.stem} shows the recorded rows: there was no time for its own")
+                own = {"source": "recorded"}
+            well = not set(ends) & ({"failed"} if asked.published else {"failed", "no time"})
             digest = "" if asked.force or not well else digest  # the next call reports this too
             failed |= not well
         if notebook is notebooks[0]:
@@ -198,8 +203,8 @@ def _varied(study: str, asked: Sweep) -> Sweep:
 
 def _measure(
     need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep, is_all: bool = False
-) -> bool:
-    """Measure one study at its scale within its share of the minutes; whether everything succeeded.
+) -> Literal["well", "no time", "failed"]:
+    """Measure one study at its scale within its share of the minutes, and return how that ended.
 
     What keeps it from being measured is said, and the next study goes on; StudyError where it `is_all` that was asked.
     """
@@ -211,15 +216,18 @@ def _measure(
         summary = report.measure(study, scale, journal.LOCAL, minutes=share, at_most=at_most, asked=varied)
     except runner.NoTimeError as error:
         report.no_time(error, budget.enough(asked.minutes, share, error.needed_s))
-        return False
+        return "no time"
+    except conduct.NothingError as error:
+        report.console.print(str(error), soft_wrap=True)
+        return "no time"
     except StudyError as error:
         if is_all:
             raise
         report.console.print(str(error), style="red", soft_wrap=True)
-        return False
+        return "failed"
     if asked.json:
         report.rows(summary)
-    return summary.well
+    return "well" if summary.well else "failed"
 
 
 def as_recorded(notebook: str, scale: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llama_meter.cells import ORDER, columns
+from llama_meter.cells import ORDER, Depth, columns
 from llama_meter.measure import defects, verdicts, watch
 from llama_meter.measure.facts import plainly
 from llama_meter.measure.watch import drift_by_block
@@ -21,6 +21,7 @@ CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("bef
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "system", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "splits", "checks", "series", "requests"]  # fmt: skip
+TEXTS = [name for name in ORDER if isinstance(columns(Depth())[name], str)]
 PAUSE_S = 1800.0  # without a row: after such a pause a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
@@ -63,7 +64,8 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
     timed = [row.conditions.timed for row in rows]
     table["timed_s"] = pd.Series([part.wall_ns / 1e9 if part else None for part in timed], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
-    return pd.DataFrame(table)
+    shown = pd.DataFrame(table)
+    return shown if rows else shown.astype(dict.fromkeys(TEXTS, str))  # a column of nothing has no type
 
 
 def in_one_go(rows: Iterable[Row]) -> list[Row]:
