@@ -30,8 +30,8 @@ def test_a_cell_of_every_workload_is_read_as_it_was_written(name):
 
 
 def test_a_key_does_not_depend_on_where_a_type_has_its_fields():
-    cell = Decode(seed=1, depth=16, model="m", n_threads=2, cold=True)
-    told = b'{"workload":"decode","model":"m","n_prompt":16,"n_threads":2,"cold":true,"seed":1}'
+    cell = Decode(seed=1, depth=16, model="m", n_threads=2, use_mmap=False)
+    told = b'{"workload":"decode","model":"m","n_prompt":16,"n_threads":2,"use_mmap":false,"seed":1}'
     assert bytes(canonical(cell)) == told
     assert row_key("s", cell, "m", "e", "h", 0) == row_key(
         "s", msgspec.json.decode(told, type=Decode), "m", "e", "h", 0

@@ -11,7 +11,7 @@ from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
-from llama_meter.workloads import architectures, hybrid_questions, hybrids as costs
+from llama_meter.workloads import architectures, hybrid_questions
 from llama_meter.workloads.architectures import DRAFTS, KEPT, LISTED, N_CTX, QUESTIONS, STEPS, tolerance
 from plamo_study.live import conduct, live
 from plamo_study.plans import hybrids
@@ -96,28 +96,6 @@ def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, 
     assert outcome.measured.valid
     assert (outcome.measured.checks["wrong"] > 0) == cell.planted
     assert len(outcome.measured.series["sha256"]) == 32
-
-
-@pytest.mark.timeout(300)
-def test_what_a_kept_state_costs_is_weighed_and_timed_where_states_are_kept(generator):
-    keeps, refuses = (
-        work(Job(cell=Hybrid(dtype="F32", model=model, question="costs", number=hybrids.COSTED)), 60.0,
-             workload="llama_meter.workloads.hybrids")
-        for model in ("lfm2-dense", "plamo2-dense")
-    )  # fmt: skip
-    assert keeps.status == refuses.status == "ok"
-    assert keeps.measured.checks["bytes"] == pytest.approx(2 * 256 * 4, rel=0.05)  # one short convolution, two tokens
-    assert keeps.measured.checks["wrong"] == 0
-    assert {len(keeps.measured.series[f"{what}{kept}"]) for what in ("step", "draft") for kept in ("", " kept")} == {
-        costs.CALLS * costs.ROUNDS
-    }
-    assert refuses.measured.checks["refused"]
-    assert "bytes" not in refuses.measured.checks
-
-
-def test_only_costs_are_timed():
-    assert all(cell.is_timed for cell in hybrids.costs("mini").cells)
-    assert not any(cell.is_timed for cell in (*hybrids.hybrids("mini").cells, *hybrids.elsewhere("mini").cells))
 
 
 def test_a_plain_file_keeps_its_layers_and_lacks_what_came_later(generator, tmp_path):

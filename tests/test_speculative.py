@@ -190,13 +190,6 @@ def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch):
             drafters.check_vocabulary(target, draft)
 
 
-def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
-    asked = {"way": "binding", "drafter": "", "accepts": 0.5}
-    assert run(speculate(ATTENTION, **asked)).checks["same_tokens"] == 24
-    with pytest.raises(RuntimeError, match="llama_decode returned -1"):
-        run(speculate(**asked))
-
-
 # The build that keeps the states of its last positions.
 
 

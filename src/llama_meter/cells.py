@@ -87,7 +87,6 @@ class OnModel(OnEngine, frozen=True, kw_only=True):
     type_v: str = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
     use_mmap: bool = True  # weights stay in the file's pages; else they are read into memory of the process
-    cold: bool = False  # the file's pages are dropped before it is loaded, so that it lies at other places than before
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -341,7 +340,7 @@ class Speculate(OnText, frozen=True, kw_only=True):
     n_gen: int = 0  # tokens generated
     n_seq: int = 1
     n_draft: int = 0  # tokens of a draft at the most; 0: plain decode
-    way: Literal["tail", "full", "part", "joined", "binding"] = field(default="tail", name="back")  # of wrong tokens
+    way: Literal["tail", "full", "part", "joined"] = field(default="tail", name="back")  # of wrong tokens
     drafter: Literal["", "even", "adapts", "lookup", "model"] = field(default="", name="label")  # "": `accepts` says
     accepts: float = 0.0  # how likely a drafted token is right, given that those before it are
     temperature: float = 0.0  # 0: greedy
@@ -463,11 +462,6 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
     longer: int = field(default=0, name="n_prompt")  # tokens more than usual in each prompt
 
     @property
-    def is_timed(self) -> bool:
-        """Only where it asks what a kept state costs."""
-        return self.question == "costs"
-
-    @property
     def asks_whether(self) -> bool:
         """Always."""
         return True
@@ -483,7 +477,7 @@ _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspe
 
 ORDER = (  # the order in the JSON that keys hash, and of frame columns: append new names at the end
     "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
-    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
+    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
     "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",

@@ -24,7 +24,6 @@ from typing import Any
 
 import psutil
 
-from llama_meter.errors import StudyError
 from llama_meter.limits import PRESSURES
 from llama_meter.measure import system
 from llama_meter.measure.system import optional
@@ -380,20 +379,6 @@ def mapped(path: Path) -> int:
     """This process's share in bytes of the pages of a mapped file; None where the system does not report it (macOS)."""
     maps = psutil.Process().memory_maps()
     return sum(region.pss for region in maps if region.path == str(path.resolve()))
-
-
-def drops_pages() -> bool:
-    """Whether a file's cached pages can be dropped; macOS cannot."""
-    return hasattr(os, "posix_fadvise")
-
-
-def drop_pages(path: Path) -> None:
-    """Drop a file's cached pages: they are loaded anew, elsewhere in memory. StudyError where that is not possible."""
-    forget, unneeded = getattr(os, "posix_fadvise", None), getattr(os, "POSIX_FADV_DONTNEED", 0)
-    if forget is None:
-        raise StudyError(str(path), "this system forgets no pages: a cold load would be warm", "measure on Linux")
-    with path.open("rb") as file:
-        forget(file.fileno(), 0, 0, unneeded)
 
 
 def report_no_abort() -> None:

@@ -253,8 +253,6 @@ def draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
 def _open(cell: OnModel, path: Path) -> Iterator[tuple[Session, int, list[str]]]:
     log: list[str] = []
     library.capture_log(log)
-    if cell.cold:
-        machine.drop_pages(path)
     start = clock()
     n_seq, *tokens = cell.shape
     room = max(sum(tokens), proof.PROBE_TOKENS if isinstance(cell, Replay) else 0)

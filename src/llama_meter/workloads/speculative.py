@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from llama_meter.cells import TERMS, Speculate
-from llama_meter.engine import bindings, library
+from llama_meter.engine import library
 from llama_meter.engine.session import Session
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import sessions, texts, watch
@@ -45,8 +45,6 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
     lengths in turn), "save ns" and "restore ns".
     """
     cell.check()
-    if cell.way == "binding":
-        return _by_binding(cell, path, stage)
     log: list[str] = []
     library.capture_log(log)
     start = clock()
@@ -105,22 +103,6 @@ def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
     ]
     cut = [piece[: cell.depth] for piece in pieces]
     return [dict(enumerate(cut[n : n + cell.n_seq])) for n in range(0, len(cut), cell.n_seq)]
-
-
-def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Check `Llama.generate` of the bindings with a draft model against itself without one; untimed."""
-    with Session(path, config(cell, 1, 0)) as session:
-        prompt = _prompts(cell, session)[0][0].tolist()
-        n_vocab = session.n_vocab
-    room = cell.depth + 2 * cell.n_gen + cell.n_draft
-    expected = bindings.generate(path, prompt, cell.n_gen + cell.n_draft + 1, room)
-    counts = drafters.accepted(cell.accepts, cell.n_draft, np.random.default_rng(cell.seed))
-    draft = drafters.forced(np.array([*prompt, *expected], dtype=np.int32), counts, n_vocab)
-    stage("binding")
-    answer = bindings.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
-    same = sum(a == b for a, b in zip(answer, expected, strict=False))
-    checks: dict[str, float | bool] = {"tokens": len(answer), "same_tokens": same, "lossless": same == len(answer)}
-    return Measured(checks=checks, valid=passed(checks))
 
 
 def _drafts(

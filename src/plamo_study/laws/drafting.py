@@ -50,7 +50,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     sequences; `taken`, accepted over drafted; `rounds`, each round; `series` and `checks` as recorded. `how`: the way
     that the engine really used. `plain`: seconds per step of plain decode of all sequences, on the same loaded
     weights."""
-    drafting_rows = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
+    drafting_rows = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok")]
     drafting_rows = drafting_rows[drafting_rows["n_draft"] > 0]
     entries = []
     for row in drafting_rows.itertuples():

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from llama_meter.cells import Arrival, Cell, Decode, File
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     DTYPE,
@@ -36,9 +35,7 @@ DECODING, OTHERS = 4, (1, 8)  # sequences being answered
 STARTED = {"mini": 128, "shape": 32}  # tokens that those decoding start from
 DEEPER = 512  # for comparing one buffer for all with one each
 SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks without decoding, around flash attention's tiles
-GPU_SIZES = (8, 16, 32, 33, 48, 64, 65, 128, 512)  # around the tiles of Metal's matrix kernel
 LAYER = "plamo-3-nict-2b-layer"  # one layer of the full width
-EVERY = 128  # tokens of the largest chunk of a sweep over all of them
 STEPS = 8  # before the prompt arrives, and after it is evaluated
 BLOCKS = {"mini": 2, "shape": 5}
 
@@ -102,33 +99,6 @@ def _asked(base: Arrival, files: Sequence[File], sweep: Sweep) -> tuple[tuple[Ce
                     cells += [on_file(part, file) for file in files for part in (cell, *_parts(cell))]
                 needed = needed or len(dict.fromkeys(cells))
     return tuple(dict.fromkeys(cells)), needed
-
-
-def tiles(scale: str, gpu: bool = False) -> Plan:
-    """A prompt in small chunks with no sequence decoding, with and without flash attention, to be measured beside a
-    build that uses its tiles from fewer queries on; on a GPU around the tiles of its matrix kernel."""
-    check_scale(scale)
-    base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_gen=STEPS, n_seq=0, n_arriving=PROMPT)
-    base = change(base, way="apart", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    flash = tuple(change(base, model=model, n_chunk=n) for n in (GPU_SIZES if gpu else SIZES) for model in MODELS)
-    cells = (*flash, *(change(cell, flash_attn="off") for cell in flash))
-    planned = with_gates("06-tiles", scale, cells, exact_cache=False)
-    return replace(planned, workload="llama_meter.workloads.chunks", compared=flash)
-
-
-def every_chunk(scale: str, gpu: bool = False) -> Plan:
-    """The prompt in chunks of every size from 1 to 128 tokens with no sequence decoding: where does a token cost less?
-
-    Uses one layer of full width, since a whole model would take a day; measured beside a build that uses tiles from
-    fewer queries on.
-    """
-    check_scale(scale)
-    model = LAYER if scale == "shape" else MODELS[1]
-    base = Arrival(model=model, scale=scale, dtype=DTYPE[scale], n_gen=STEPS, n_seq=0, n_arriving=PROMPT, way="apart")
-    base = change(base, n_threads=machine.performance_cores())
-    cells = tuple(change(base, n_chunk=n) for n in range(1, EVERY + 1))
-    planned = with_gates("06-every-chunk", scale, cells, exact_cache=False)
-    return replace(planned, workload="llama_meter.workloads.chunks", compared=cells, blocks=3)
 
 
 def _usual(first: Arrival) -> Iterator[Arrival]:

@@ -22,11 +22,6 @@ NEAR_PROCESSES = {"mini": 1, "shape": 3}  # of each in every block: single proce
 PATIENCE = 5  # times the usual limit, for the oracle's long text
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
 COMPARED = {"mini": 2048, "shape": 8192}  # depth at which kinds of attention and memory are compared
-VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # suffixes of the models with other values
-VALUES_BLOCKS = 3
-COPIES = ("", "-again", "-scales", *VALUES)  # the usual values, a control, and one thing changed at a time
-OTHER_BUILD = ("", "-scales", "-lifelike")  # also measured by the build without a table of scales
-COPIES_BLOCKS = 12
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5}  # processes behind a number
@@ -136,35 +131,6 @@ def window(scale: str, gpu: bool = False) -> Plan:
     gates = tuple(plan.change(gate, n_prompt=PAST_WINDOW, **exact) for gate in planned.gates)
     planned = replace(planned, gates=gates, compared=(cell,), blocks=1, extra_blocks=0)
     return replace(planned, time_limit_s=PATIENCE * planned.time_limit_s)
-
-
-def values(scale: str, gpu: bool = False) -> Plan:
-    """The same tensors with other random values: does speed depend on the values?
-
-    The pages of a mapped file stay where its last writer put them, and a copy of the same file is a fifth slower or
-    faster. So each file is also read into the process's own memory, which is new in every process.
-    """
-    if scale != "shape":
-        raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
-    base, _ = _base(scale, gpu)
-    base = plan.change(base, n_ctx=VALUES_DEPTH, way=FEW)
-    names = [f"{model}{kind}" for kind in ("", *VALUES) for model in MODELS]
-    cells = [plan.change(base, model=name, use_mmap=mapped) for mapped in (True, False) for name in names]
-    return replace(_planned("05-values", scale, tuple(cells)), blocks=VALUES_BLOCKS)
-
-
-def copies(scale: str, gpu: bool = False) -> Plan:
-    """Decode steps of the hybrid with each kind of values, including a control with the usual ones drawn anew.
-
-    Every process reads its weights into its own memory, so no file keeps a fixed place.
-    """
-    if scale != "shape":
-        raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
-    base, _ = _base(scale, gpu)
-    step = plan.change(base, workload="decode", depth=16, n_gen=32, repetitions=1, flash_attn="auto", use_mmap=False)
-    cells = {kind: plan.change(step, model=f"{MODELS[0]}{kind}") for kind in COPIES}
-    compared = tuple(cells[kind] for kind in OTHER_BUILD)
-    return replace(_planned("05-copies", scale, tuple(cells.values())), blocks=COPIES_BLOCKS, compared=compared)
 
 
 def _base(scale: str, gpu: bool, sweep: Sweep = NOTHING) -> tuple[Depth, tuple[File, ...]]:

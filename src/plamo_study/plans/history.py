@@ -46,12 +46,6 @@ def builds(scale: str, gpu: bool = False) -> Plan:
     return replace(usual, study=STUDY, cells=cells, compared=cells, needed=len(cells), time_limit_s=limit_s)
 
 
-def speeds(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 17: a prompt and steps of every build, in the same blocks, of three types of both models."""
-    planned = lean("17-speeds", scale, _timed(scale, gpu, TYPES, N_SEQ))
-    return replace(planned, compared=planned.cells)
-
-
 def changes(scale: str, gpu: bool = False) -> Plan:
     """Notebook 17: the times that the sources of the releases announce to change, in blocks of their own, longer timed.
 

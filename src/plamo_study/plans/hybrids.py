@@ -78,17 +78,6 @@ def elsewhere(scale: str, gpu: bool = False) -> Plan:
     )
 
 
-def costs(scale: str, gpu: bool = False) -> Plan:
-    """What a kept state costs: every architecture that keeps states, and PLaMo 2, which another build lets keep them.
-
-    StudyError for a scale other than mini.
-    """
-    usual = hybrids(scale, gpu)
-    base = Hybrid(dtype="F32", question="costs", number=COSTED, n_gpu_layers=-1 if gpu else 0)
-    cells = tuple(change(base, model=model) for model in (*KEEP, "plamo2-dense"))
-    return replace(usual, study="15-costs", cells=cells, blocks=PROCESSES, compared=cells[-1:], needed=len(cells))
-
-
 def _is_mended(cell: Hybrid) -> bool:
     """Whether the build `recurrent` is asked the same: where it should answer otherwise, or could break something."""
     reserves = cell.model in ("kimi-linear-moe", "minimax-01-moe") and cell.question in ("slots", "resized")

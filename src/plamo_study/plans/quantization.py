@@ -69,36 +69,6 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
 
 
-def modes(scale: str, gpu: bool = False) -> Plan:
-    """Why one file decodes at two speeds: pages kept, pages dropped, private weights, and a product without a file.
-
-    The reference type of the first model, more processes than elsewhere, on the CPU whatever the machine has: memory
-    is the question.
-    """
-    check_scale(scale)
-    base = Decode(model=MODELS[0], scale=scale, dtype=REFERENCE, depth=SHORT, n_gen=STEPS)
-    base = change(base, n_threads=machine.performance_cores())
-    cold = [change(base, cold=True)] if machine.drops_pages() else []
-    cells: list[Cell] = [base, *cold, change(base, use_mmap=False)]
-    product = MatMul(dtype=REFERENCE, n_threads=base.n_threads, layout="packed", repetitions=5)
-    cells.append(change(product, n_rows=VECTOR_SIZE[scale], n_columns=1))
-    planned = with_gates("04-modes", scale, tuple(cells), exact_cache=False)
-    return replace(planned, blocks=2 if scale == "mini" else PROCESSES, extra_blocks=0)
-
-
-def controlled(scale: str, gpu: bool = False) -> Plan:
-    """The ratios over the reference again, in a smaller plan: the first model's types that claims are about.
-
-    On the CPU, where every process of a large file also times plain reads beside its steps.
-    """
-    check_scale(scale)
-    base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=STEPS)
-    base = change(base, n_threads=machine.performance_cores())
-    cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype in AGAIN)
-    planned = with_gates("04-controlled", scale, cells, exact_cache=False, anchor_dtype=DTYPE[scale])
-    return replace(planned, blocks=2 if scale == "mini" else BLOCKS)
-
-
 def lifelike(scale: str, gpu: bool = False) -> Plan:
     """The ratios over the reference in files that look trained, with many scales, beside the usual four a tensor.
 

@@ -6,14 +6,19 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING
 
+from llama_meter.errors import StudyError
+
 if TYPE_CHECKING:
     from llama_meter.measure.plan import Plan
+
+
+HISTORY = "commit 53f8ee5"  # the last one that had the plans of these rows
 
 
 @dataclass(frozen=True)
 class Study:
     """What is measured under one name. `where`: the function that plans it, by its module in this
-    room or by its whole name.
+    room or by its whole name; HISTORY: no longer measured, its rows are kept.
 
     A plan is imported when it is asked for: whoever reads rows needs none. Its notebook begins with the same two
     letters, unless `notebook` names another.
@@ -33,7 +38,9 @@ class Study:
 
     @property
     def plan(self) -> "Callable[..., Plan]":
-        """The function from a scale to a plan."""
+        """The function from a scale to a plan. StudyError for one whose rows are history."""
+        if self.where == HISTORY:
+            raise StudyError("this study", f"is history: {HISTORY} measured it", "choose another")
         module, _, name = self.where.rpartition(".")
         planner: Callable[..., Plan] = getattr(
             import_module(module if "." in module else f"{__package__}.{module}"), name
@@ -75,8 +82,7 @@ STUDIES = {
     "03-batching-law": Study("batching_law.batching_law", at_mini=True, weight=2, notebook="03b-batching-law"),
     "03-answers": Study("batching_law.answers", at_mini=True, aside=True, notebook="03b-batching-law"),
     "04-quantization": Study("quantization.speed", weight=4),
-    "04-modes": Study("quantization.modes", aside=True),
-    "04-controlled": Study("quantization.controlled", aside=True),
+    "04-controlled": Study(HISTORY, aside=True),
     "04-lifelike": Study("quantization.lifelike", aside=True),
     "04-quality": Study("quality.quality", of_weights=True, weight=2, whole=True, notebook="04b-quality"),
     "05-context": Study("context.context", weight=3),
@@ -84,28 +90,27 @@ STUDIES = {
     "05-naive": Study("context.naive"),
     "05-drift": Study("context.drift", at_mini=True, whole=True),
     "05-window": Study("context.window", at_mini=True, aside=True, whole=True),
-    "05-values": Study("context.values", aside=True),
-    "05-copies": Study("context.copies", aside=True),
+    "05-copies": Study(HISTORY, aside=True),
     "06-chunked": Study("chunked.chunked", weight=3),
-    "06-tiles": Study("chunked.tiles", aside=True),
-    "06-every-chunk": Study("chunked.every_chunk", aside=True),
+    "06-tiles": Study(HISTORY, aside=True),
+    "06-every-chunk": Study(HISTORY, aside=True),
     "07-replicas": Study("replicas.replicas", weight=3),
     "08-speculative": Study("speculative.speculative", weight=3),
-    "08-several": Study("speculative.several", aside=True),
+    "08-several": Study(HISTORY, aside=True),
     "08-columns": Study("speculative.columns", aside=True),
     "08-drafters": Study("speculative.drafters", of_weights=True),
     "09-disaggregation": Study("disaggregation.disaggregation", weight=3),
     "10-scheduling": Study("scheduling.scheduling", weight=3),
     "10-fleet": Study("scheduling.fleet", aside=True),
     "11-serving": Study("serving.serving", weight=3),
-    "11-knees": Study("serving.knees", aside=True),
+    "11-knees": Study(HISTORY, aside=True),
     "15-hybrids": Study("hybrids.hybrids", at_mini=True),
-    "15-costs": Study("hybrids.costs", at_mini=True, aside=True),
+    "15-costs": Study(HISTORY, at_mini=True, aside=True),
     "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
     "16-pairs": Study("handover.pairs", at_mini=True, weight=2),
     "16-requests": Study("handover.requests", weight=2),
     "17-builds": Study("history.builds", at_mini=True),
-    "17-speeds": Study("history.speeds", aside=True),
+    "17-speeds": Study(HISTORY, aside=True),
     "17-changes": Study("history.changes", aside=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
@@ -153,4 +158,4 @@ def shown_at(name: str, scale: str) -> str:
 
 def varies(study: str) -> bool:
     """Whether a study takes files and values of a user's own."""
-    return study in STUDIES and "sweep" in signature(STUDIES[study].plan).parameters
+    return study in STUDIES and STUDIES[study].where != HISTORY and "sweep" in signature(STUDIES[study].plan).parameters

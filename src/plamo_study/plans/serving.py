@@ -37,7 +37,6 @@ FEWEST = 8  # of a cell that measures times, and at least two per client
 SOUGHT = {"mini": 16, "shape": 8, "file": 8}  # of each rate that is tried for the knee
 STEPS = 16  # decode steps timed by themselves
 BLOCKS = {"mini": 2, "shape": 3, "file": 3}
-SEARCHES = 7  # servers of the knee study, each with its own arrivals
 OPEN_S = 30  # of requests at random times, at a rate that was asked for
 SUSTAINED = 96  # requests at each rate there: sixteen within a tenth of a second are a burst, not a rate
 PATIENCE = 2  # times the usual limit
@@ -98,16 +97,6 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     planned = replace(planned, cells=cells, compared=compared, needed=len(dict.fromkeys(needed)), extra_blocks=0)
     limit = PATIENCE * planned.time_limit_s
     return replace(planned, blocks=BLOCKS[own], time_limit_s=limit, workload="llama_meter.workloads.serving")
-
-
-def knees(scale: str, gpu: bool = False) -> Plan:
-    """The knee alone, on enough servers of each model for a meaningful interval."""
-    whole = serving(scale, gpu)
-    sought = [cell for cell in whole.cells if isinstance(cell, Serving) and cell.pattern == "knee"]
-    cells = tuple(change(cell, n_requests=SUSTAINED) for cell in sought)
-    compared = tuple(change(cell, n_requests=SUSTAINED) for cell in sought if cell in whole.compared)
-    planned = replace(whole, study="11-knees", cells=cells, compared=compared, needed=max(len(cells), 1))
-    return replace(planned, blocks=SEARCHES)
 
 
 def _closed(base: Serving, n_slots: int, n_clients: int, n_requests: int) -> Serving:

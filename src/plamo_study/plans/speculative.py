@@ -43,7 +43,6 @@ BLOCKS = {"mini": 3, "shape": 4, "file": 4}
 TEXT, PROSE = "python-heldout", "english-heldout"
 PROMPTS = 4  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
-BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes keeps every logit
 ROUGH, ROUGHER = "Q4_0", "Q2_K"  # the target's own weights in fewer bits, as drafters
 
 
@@ -72,20 +71,6 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     return replace(planned, compared=tuple(dict.fromkeys(cell for cell in costs if cell.model == HYBRID)))
 
 
-def several(scale: str, gpu: bool = False) -> Plan:
-    """Every short draft with one and with several sequences, to compare drafts and batches like for like."""
-    check_scale(scale)
-    cells = [
-        change(_even(base, k), n_seq=n, n_gen=base.n_gen if n < BATCHES[-1] else base.n_gen // 2)
-        for base in _short(scale, gpu)
-        for n in (1, *BATCHES)
-        for k in DRAFTS[:USUAL]
-    ]
-    planned = _planned("08-several", scale, cells, len(cells))
-    compared = tuple(cell for cell in cells if cell.model == HYBRID)
-    return replace(planned, compared=compared, blocks=5)
-
-
 def columns(scale: str, gpu: bool = False) -> Plan:
     """Calls that check drafts beside steps of as many sequences, in the same blocks: like for like."""
     check_scale(scale)
@@ -98,7 +83,7 @@ def columns(scale: str, gpu: bool = False) -> Plan:
 
 
 def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 08: real drafters on real text, and the bindings' own loop.
+    """Notebook 08: real drafters on real text.
 
     `sweep`: other files and a model that drafts for them, lengths of drafts, threads or layers.
     """
@@ -107,8 +92,6 @@ def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     if sweep.files:
         return _drafters_of_files(bases, sweep)
     first = [cell for base in bases for cell in _usual_on_text(base, scale)]
-    if scale == "mini":
-        first += [change(base, accepts=RATES[0], way="binding", n_gen=BINDING) for base in bases]
     rest = [cell for base in bases for cell in _on_text(base, scale)]
     rest += [change(cell, n_draft=k) for k in sweep.n_draft for base in bases for cell in _usual_on_text(base, scale)]
     return _planned("08-drafters", scale, [*first, *rest], len(first))
