@@ -13,11 +13,12 @@ import psutil
 from llama_meter.cells import Cell, Decode, Gate, Idle, Isolation, MatMul, OnModel, Overhead, Prefill, Read, Replay
 from llama_meter.engine import kernels, library
 from llama_meter.engine.session import Session
-from llama_meter.errors import StudyError
+from llama_meter.errors import NotJudgedError, StudyError
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import machine, proof, sessions, watch
 from llama_meter.measure.machine import peak_rss
 from llama_meter.measure.proof import Prompts
+from llama_meter.models import header, roles
 from llama_meter.rows import Measured, passed
 
 WARM_STEPS = 3  # decode steps before the timed ones, with the same number of sequences
@@ -45,6 +46,8 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         return Measured(samples_ns=[[cell.seconds * 10**9]])
     assert isinstance(cell, OnModel)
     stage("load")
+    if isinstance(cell, Gate) and cell.judged == "consistent" and (role := roles.not_judged(header.read(path))):
+        raise NotJudgedError(path.name, role, "name a model that writes text")
     with _open(cell, path) as (session, load_ns, log):
         workload = RUNS[type(cell)]
         stage(cell.workload)

@@ -1,1 +1,5 @@
 """The command line and what it prints."""
+
+from llama_meter import surroundings
+
+surroundings.prepare()
