@@ -3,6 +3,7 @@
 Nothing here needs pandas, a chart or Jupyter.
 """
 
+# ruff: noqa: E402 # what would break the imports is refused before them
 from llama_meter import surroundings
 
 surroundings.prepare()

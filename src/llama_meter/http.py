@@ -84,9 +84,8 @@ def client(url: str, key: str = "") -> Client:
         try:
             tls = ssl.create_default_context(cafile=own)
         except OSError as error:
-            raise StudyError(
-                f"SSL_CERT_FILE={own}", f"holds no certificates ({error})", "unset it, or mend it"
-            ) from None
+            why = f"holds no certificates ({error})"
+            raise StudyError(f"SSL_CERT_FILE={own}", why, "unset it, or name a PEM file") from None
     return Client(
         headers=headers, limits=limits, timeout=quiet(QUIET_S), trust_env=False, follow_redirects=False, verify=tls
     )
@@ -137,7 +136,9 @@ def _unanswered(url: str, error: TransportError) -> StudyError:
     if scheme == "https" and "[SSL" in said:
         return StudyError(url, f"does not speak https ({said[:SAID]})", f"try http://{rest}")
     if scheme == "http" and isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
-        return StudyError(url, f"breaks off ({said[:SAID]})", f"try https://{rest}, or look at the server's log")
+        return StudyError(
+            url, f"breaks off ({type(error).__name__})", f"try https://{rest}, or look at the server's log"
+        )
     return StudyError(url, f"does not answer ({type(error).__name__})", "start the server first")
 
 

@@ -56,7 +56,7 @@ def checked(parts: Sequence[Path], check: Callable[[], list[Finding]]) -> tuple[
 
 
 def name(path: Path, whole: str, now: str) -> str:
-    """The name that a file without one in its header was first measured under, wherever it lies; `now` for a new one."""
+    """The name under which a file without one in its header was first given, wherever it lies; `now` for a new one."""
     first = next((noted.name for noted in _memory().values() if noted.whole == whole and noted.name), now)
     if (here := _noted(path)).name != first:
         _note(path, msgspec.structs.replace(here, name=first))

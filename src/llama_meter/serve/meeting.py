@@ -18,6 +18,7 @@ import msgspec
 from llama_meter import http
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError, offer
+from llama_meter.models.finding import printable
 from llama_meter.serve import client, questions, right
 from llama_meter.serve.client import Allowance, Answer, Prompt, Target
 
@@ -191,7 +192,7 @@ def _chosen(listed: Sequence[Model], target: Target) -> str:
 
 
 def _names(models: Sequence[Model]) -> str:
-    return ", ".join(model.id for model in models[:NAMED]) + (", …" if len(models) > NAMED else "")
+    return ", ".join(printable(model.id) for model in models[:NAMED]) + (", …" if len(models) > NAMED else "")
 
 
 def _with_model(target: Target, models: Sequence[Model]) -> str:
