@@ -205,7 +205,7 @@ def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
     def number(key: str) -> int:
         value = opened.value(f"{arch}.{key}")
         largest = max(value) if isinstance(value, Iterable) and not isinstance(value, str) else value or 0
-        if isinstance(largest, str) or not 0 <= largest < MOST:
+        if isinstance(largest, str | bytes) or not 0 <= largest < MOST:
             raise ValueError(f"{arch}.{key} is {printable(largest)}")
         return int(largest)
 

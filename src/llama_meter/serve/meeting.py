@@ -181,7 +181,7 @@ def _chosen(listed: Sequence[Model], target: Target) -> str:
     ready = [model for model in listed if model.loaded] or [model for model in listed if model.id not in idle]
     able = [model for model in ready if model.generates] or ready
     if target.model in idle or (listed and not ready and not target.model):
-        why = f"{target.model or _names(listed)}: not loaded, and a probe would make the server load it"
+        why = f"{printable(target.model) or _names(listed)}: not loaded, and a probe would make the server load it"
         raise StudyError(target.url, why, _with_model(target, able) if able else "load a model, then probe again")
     if target.model or not able:
         return target.model
@@ -196,7 +196,7 @@ def _names(models: Sequence[Model]) -> str:
 
 
 def _with_model(target: Target, models: Sequence[Model]) -> str:
-    return offer(command := f"probe {target.url} --model {shlex.quote(models[0].id)}", command)
+    return offer(command := f"probe {target.url} --model {shlex.quote(printable(models[0].id))}", command)
 
 
 async def _answered(web: http.Client, target: Target) -> tuple[Target, Answer]:
