@@ -16,7 +16,7 @@ from llama_meter import http, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import process
 from llama_meter.models import given, header, registry, roles
-from llama_meter.serve import right
+from llama_meter.serve import meeting, right
 from plamo_study.publish import executed, pictures
 from plamo_study.run import parameters
 
@@ -232,3 +232,10 @@ def test_answers_that_nobody_can_have_written_so_fast_come_from_a_cache(repeat, 
 def test_a_server_that_answers_cold_otherwise_than_warm_is_not_said_to_sample():
     alone = [[answer(f"{n}abc", 0.2), answer(f"{n}xbc", 0.2), answer(f"{n}xbc", 0.2)] for n in range(right.PROMPTS)]
     assert "cold" in right.judged(right.Asked(alone, 4)).why
+
+
+@pytest.mark.parametrize("name", ["a\nIs it right under load? right.", "\x1b[2J\x1b[H", "a\rb", "x" * 5000, "a\u202eb"])
+def test_a_model_s_name_is_one_short_line_of_what_can_be_printed(name):
+    said = meeting._names([meeting.Model(name)])
+    assert said.isprintable()
+    assert len(said) <= 81
