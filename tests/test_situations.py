@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from llama_meter import http, paths
+from llama_meter import http, paths, surroundings
 from llama_meter.errors import StudyError
 from llama_meter.measure import process
 from llama_meter.models import given, header, registry, roles
@@ -134,6 +134,18 @@ def test_odd_widths_and_homes_hide_no_error(odd):
     assert done.returncode == 2
 
 
+def test_a_user_without_a_home_gets_one(monkeypatch):
+    monkeypatch.setenv("HOME", "")
+
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(surroundings.Path, "home", nobody)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    surroundings.prepare()
+    assert os.environ["HOME"] == "/"
+
+
 def test_a_reader_that_leaves_ends_a_command_silently(tmp_path):
     journal = tmp_path / "j.jsonl"
     journal.write_text("")
@@ -171,8 +183,7 @@ LOST = {
     "webp": {"image/webp": "AAAA", "text/plain": "<IPython.core.display.Image object>"},
     "pdf": {"application/pdf": "AAAA"},
     "latex": {"text/latex": "$x$", "text/plain": "<IPython.core.display.Latex object>"},
-    "script": {"text/html": "<div></div><script>draw()</script>", "text/plain": "<object>"},
-    "video": {"text/html": "<video src=x>", "text/plain": "<object>"},
+    "bokeh": {"text/html": "<div></div><script>draw()</script>", "application/vnd.bokehjs_exec.v0+json": ""},
     "gif": {"image/gif": "AAAA", "text/plain": "a moving picture"},
 }
 SHOWN = {

@@ -53,15 +53,17 @@ def uniform(notebook: nbformat.NotebookNode, name: str) -> int:
 
 
 def _lost(data: dict[str, Any]) -> str:
-    """What of an output would be missing on a page, which runs no scripts; "" where some form of it is shown."""
+    """What of an output would be missing on a page, which runs no scripts; "" where some form of it is shown.
+
+    What HTML alone cannot hold there, polish.py refuses.
+    """
     html, text = str(data.get("text/html", "")), str(data.get("text/plain", "")).strip()
     drawn = SCRIPTED.search(html)
     if any(kind in data for kind in (*KINDS, "text/markdown")) or (html and not drawn):
         return ""
     others = [kind for kind in data if kind not in ("text/html", "text/plain")]
-    if drawn or (others and (not text or text.startswith("<") or any(map(VIEWED.match, others)))):
-        return others[0] if others else "what a script draws"
-    return ""
+    named = drawn or not text or text.startswith("<") or any(map(VIEWED.match, others))
+    return others[0] if others and named else ""
 
 
 def _spec(data: dict[str, Any]) -> dict[str, Any] | None:
