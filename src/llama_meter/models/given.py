@@ -18,9 +18,8 @@ import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is
 from gguf import LlamaFileType
 
 from llama_meter import paths
-from llama_meter.disk import expanded, plain
+from llama_meter.disk import expanded, plain, plain_name
 from llama_meter.errors import StudyError
-from llama_meter.measure import facts
 from llama_meter.models import check, header, mistaken, noted, registry, repair, roles
 from llama_meter.models.expected import read_spec
 from llama_meter.models.finding import AGAIN, Finding, blocking, printable
@@ -225,7 +224,7 @@ def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
 
 def _name(path: Path, opened: Header) -> str:
     """`general.name`, else the file's stem without its type: printable, short, and without what names a file."""
-    return facts.plain((_said(opened) or _stem(path))[:LONGEST].strip()) or "unnamed"
+    return plain_name((_said(opened) or _stem(path))[:LONGEST].strip()) or "unnamed"
 
 
 def _said(opened: Header) -> str:

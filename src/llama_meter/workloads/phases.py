@@ -18,7 +18,6 @@ from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import machine, proof, sessions, watch
 from llama_meter.measure.machine import peak_rss
 from llama_meter.measure.proof import Prompts
-from llama_meter.models import header, roles
 from llama_meter.rows import Measured, passed
 
 WARM_STEPS = 3  # decode steps before the timed ones, with the same number of sequences
@@ -46,8 +45,11 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         return Measured(samples_ns=[[cell.seconds * 10**9]])
     assert isinstance(cell, OnModel)
     stage("load")
-    if isinstance(cell, Gate) and cell.judged == "consistent" and (role := roles.not_judged(header.read(path))):
-        raise NotJudgedError(path.name, role, "name a model that writes text")
+    if isinstance(cell, Gate) and cell.judged == "consistent":
+        from llama_meter.models import header, roles  # gguf takes a third of a second, and only gates need it
+
+        if role := roles.not_judged(header.read(path)):
+            raise NotJudgedError(path.name, role, "name a model that writes text")
     with _open(cell, path) as (session, load_ns, log):
         workload = RUNS[type(cell)]
         stage(cell.workload)
