@@ -11,7 +11,8 @@ METER, STUDY = "llama_meter", "plamo_study"
 FLOORS: dict[str, tuple[str, ...]] = {  # the lowest first; a module imports its own floor and those below it
     METER: (
         "surroundings", "errors", "paths", "progress", "limits", "disk", "children", "http", "cells", "stats", "engine",
-        "oracle", "models", "rows", "journal", "measure", "plausible", "packs", "serve", "simulate", "workloads", "__main__",
+        "oracle", "models", "rows", "journal", "measure", "plausible", "packs", "serve", "simulate", "workloads",
+        "__main__",
     ),
     STUDY: ("stats", "plans", "read", "arithmetic", "show", "laws", "live", "measurements", "run", "publish", "cli"),
 }  # fmt: skip
