@@ -1,12 +1,11 @@
 """To how many tokens the oracle judged the files of some rows, and how; gates of other studies and machines count."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_meter import journal
 from llama_meter.cells import Gate
-from llama_meter.journal import REFERENCE
+from llama_meter.journal import LOCAL, REFERENCE
 from llama_meter.measure.proof import DEEP_POSITIONS
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.rows import Fact, Record, Row
@@ -18,12 +17,13 @@ At = tuple[str, str, tuple[str, ...], bool]  # a file's hash, the engine's commi
 
 
 class Reach(NamedTuple):
-    """To how many tokens a gate judged a file, at how many positions, and its limits: relative errors; 0 for none."""
+    """To how many tokens a gate judged a file, at how many positions, its limits (relative errors; 0: none), and where."""
 
     tokens: int = 0
     positions: int = 0
     of_parts: float = 0.0
     of_logits: float = 0.0
+    machine: str = ""
 
     def __str__(self) -> str:
         """The gate in words."""
@@ -33,21 +33,26 @@ class Reach(NamedTuple):
 
 
 def judged(
-    rows: "pd.DataFrame", facts: Mapping[str, dict[str, Any]], records: Iterable[Record], scale: str
+    rows: "pd.DataFrame", facts: Mapping[str, dict[str, Any]], records: Iterable[Record], scale: str, live: bool = False
 ) -> "pd.DataFrame":
     """`rows` with the columns judged, the tokens to which its file was judged on its build of the engine, and how.
 
-    The deepest gate counts, and with equal depth that with the narrower limits.
+    The deepest gate counts, and with equal depth that with the narrower limits. `live`: gates that were measured here
+    count too.
     """
     known: dict[At, Reach] = {}
-    for held in (_of(records), _of_gates(scale)):
+    for held in (_of(records), *(_of_gates(scale, place) for place in (REFERENCE, LOCAL)[: 1 + live])):
         known |= {at: _deeper(reach, known.get(at, Reach())) for at, reach in held.items()}
     on_gpu = rows["n_gpu_layers"].fillna(0).ne(0)
     reached = [
         known.get(_at(facts[fact], facts[engine], gpu), Reach()) if fact and engine else Reach()
         for fact, engine, gpu in zip(rows["fact"], rows["engine"], on_gpu, strict=True)
     ]
-    return rows.assign(judged=[r.tokens for r in reached], judged_how=[str(r) if r.tokens else "" for r in reached])
+    how = [
+        f"{reach}{'' if reach.machine == machine else ', on another machine'}" if reach.tokens else ""
+        for reach, machine in zip(reached, rows["machine"], strict=True)
+    ]
+    return rows.assign(judged=[reach.tokens for reach in reached], judged_how=how)
 
 
 def reach(rows: "pd.DataFrame") -> "pd.Series":
@@ -70,9 +75,9 @@ def _of(records: Iterable[Record]) -> dict[At, Reach]:
 def _reach(row: Row, gate: Gate) -> Reach:
     of_parts = float(row.checks.get("parts_tolerance", 0))
     if gate.judged == "depth":
-        return Reach(int(row.checks["judged_to"]), DEEP_POSITIONS, of_parts)
+        return Reach(int(row.checks["judged_to"]), DEEP_POSITIONS, of_parts, machine=row.machine)
     of_logits = float(row.checks.get("tolerance") or tolerance(gate)) if not gate.judged else 0.0
-    return Reach(gate.n_prompt, gate.n_prompt, of_parts, of_logits)
+    return Reach(gate.n_prompt, gate.n_prompt, of_parts, of_logits, row.machine)
 
 
 def _deeper(one: Reach, other: Reach) -> Reach:
@@ -80,9 +85,8 @@ def _deeper(one: Reach, other: Reach) -> Reach:
     return max(one, other, key=lambda reach: (reach.tokens, bool(reach.of_parts), -reach.of_parts, -reach.of_logits))
 
 
-@cache
-def _of_gates(scale: str) -> dict[At, Reach]:
-    return _of(journal.read(journal.journal_path("00-gates", scale, REFERENCE)))
+def _of_gates(scale: str, place: str) -> dict[At, Reach]:
+    return _of(journal.read(journal.journal_path("00-gates", scale, place)))
 
 
 def _at(model: Mapping[str, Any], engine: Mapping[str, Any], on_gpu: bool) -> At:
