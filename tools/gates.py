@@ -126,10 +126,11 @@ def judged(model: str, scale: str) -> Iterator[dict[str, Any]]:
             of_attention = attention_tolerance(cell, part) if gate == deepest else part
             by_parts = error > part or max(attention) > of_attention
             found = (whole is not None and not whole.ok) or (gate != OLD and by_parts)
-            yield {"model": model, "scale": scale, "gate": gate, "fault": name, "parts": f"{error:.4g}",
-                   "attention": f"{max(attention):.4g}", "logits": f"{whole.max_relative_error:.4g}" if whole else "",
-                   "parts_limit": part, "attention_limit": f"{of_attention:.4g}",
-                   "logits_limit": tolerance(cell) if whole else "", "seen": found}  # fmt: skip
+            parts, of_parts = ("", "") if gate == OLD else (f"{error:.4g}", f"{max(attention):.4g}")  # not looked at
+            yield {"model": model, "scale": scale, "gate": gate, "fault": name, "parts": parts, "attention": of_parts,
+                   "logits": f"{whole.max_relative_error:.4g}" if whole else "", "parts_limit": part,
+                   "attention_limit": f"{of_attention:.4g}", "logits_limit": tolerance(cell) if whole else "",
+                   "seen": found}  # fmt: skip
 
 
 def _times(key: str, factor: float) -> Callable[[GGUFReader], None]:

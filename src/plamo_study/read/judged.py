@@ -17,7 +17,7 @@ At = tuple[str, str, tuple[str, ...], bool]  # a file's hash, the engine's commi
 
 
 class Reach(NamedTuple):
-    """To how many tokens a gate judged a file, at how many positions, its limits (relative errors; 0: none), and where."""
+    """To how many tokens a gate judged a file, at how many positions, by which errors (0: not looked at), and where."""
 
     tokens: int = 0
     positions: int = 0
