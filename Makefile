@@ -82,9 +82,8 @@ endif
 notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
-lock: # needs uv; environment.yml follows
+lock: # needs uv; environment.yml is kept by hand, and a test compares it
 	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra server --extra fleet --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
-	$(PYTHON) tools/conda.py
 
 clean:
 	rm -rf .venv reports
