@@ -76,7 +76,6 @@ HEAVY = {"altair", "IPython", "nbformat", "pandas", "papermill", "scipy"}
     ("entry", "absent"),
     [
         ("plamo_study.cli.main", HEAVY),
-        ("llama_meter.__main__", HEAVY | {"gguf", "numpy"}),
         ("llama_meter.measure.worker", HEAVY | {"gguf"}),
         ("llama_meter.workloads.phases", HEAVY | {"gguf"}),
     ],

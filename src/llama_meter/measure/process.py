@@ -16,7 +16,7 @@ import msgspec
 from llama_meter import children, paths
 from llama_meter.cells import AnyCell, Cell, Gate
 from llama_meter.engine import note
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch, worker
 from llama_meter.rows import Evidence, Failure, Measured, Status, heard
 
@@ -111,7 +111,7 @@ def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limi
     outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
     if outcome.failure:
         why = f"ended badly ({outcome.status} in {outcome.failure})"
-        raise StudyError(f"the worker of {cell.workload}", why, offer("measure 00-gates --scale mini"))
+        raise StudyError(f"the worker of {cell.workload}", why, "plamo-study measure 00-gates --scale mini")
     return outcome.measured
 
 
