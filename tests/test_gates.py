@@ -131,6 +131,26 @@ def test_rows_know_to_which_depth_their_file_was_judged_and_say_how_many_go_furt
     assert f"{len(rows[judged.reach(rows) > rows.judged]):,} rows go further" in evidence.depths(rows)
 
 
+def test_a_page_names_the_tokens_the_positions_and_the_limits_of_the_gate_that_judged_least():
+    rows = pd.DataFrame({"model": ["m", "n"], "judged": [24, 4104], "n_prompt": [512, 512], "n_gen": [8, 8]})
+    least, most = judged.Reach(24, 24, 0.015), judged.Reach(4104, 32, 0.015)
+    said = evidence.depths(rows.assign(judged_how=[str(least), str(most)]))
+    assert "24 tokens, 24 positions, parts within 0.015 or more; 1 rows go further, to 520" in said
+
+
+def test_a_gate_on_the_cpu_does_not_judge_the_rows_of_a_gpu():
+    rows, facts = recording("05-context").rows, recording("05-context").facts
+    on_gpu = judged.judged(rows.assign(n_gpu_layers=-1), facts, [], "shape")
+    assert (rows.judged > 0).any()
+    assert set(on_gpu.judged) == {0}
+
+
+@pytest.mark.parametrize(("flash", "lost"), [("on", 0.04), ("off", 0.02)])
+def test_a_row_at_depth_is_allowed_less_than_a_lost_token_costs(flash, lost):
+    cell = mini("depth", HYBRID, n_prompt=4096, flash_attn=flash)
+    assert tolerance(cell) < lost
+
+
 def test_a_fault_that_the_logits_of_an_8_bit_file_hide_is_seen_in_its_part(seen):
     class Weaker(Oracle):
         """Layer 1 feeds forward a twentieth less than it should."""

@@ -56,9 +56,9 @@ def test_a_file_is_named_and_typed_by_its_header_wherever_it_lies(tmp_path):
 
 
 def test_a_file_without_a_name_bears_its_own_and_one_without_a_suffix_is_read(tmp_path, llama):
-    blob = shutil.copy(llama, tmp_path / "sha256-0a1b")
+    blob = foreign_models.write(tmp_path / "blob.gguf", layers=3).rename(tmp_path / "sha256-0a1b")
     link = tmp_path / "linked.Q8_0.gguf"
-    link.symlink_to(blob)
+    link.symlink_to(foreign_models.write(tmp_path / "else.gguf", layers=4).rename(tmp_path / "sha256-0a1c"))
     assert [each.spec.name for each in given.give([str(llama)])] == ["llama, tiny"]
     assert given.give(str(blob))[0].spec.name == "sha256-0a1b"
     assert given.give(str(link))[0].spec.name.startswith("linked")

@@ -3,8 +3,14 @@
 Nothing here needs pandas, a chart or Jupyter.
 """
 
+# ruff: noqa: E402 # what would break the imports is refused before them
+from llama_meter import surroundings
+
+surroundings.prepare()
+
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     children.keep_python_safe()
     try:
         code: int = asked.do(asked)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `| head`: who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return WRONG
     except MENDABLE as error:
         message = mendable(error)
         if message is None:

@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,15 @@ def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
+
+
+UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™']|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
+
+
+@lru_cache(maxsize=1 << 14)  # rows repeat their names
+def plain_name(name: str) -> str:
+    """A name in which question marks replace what Markdown, HTML, TeX, links or terminals interpret."""
+    return UNPLAIN.sub("?", name)
 
 
 def check_file(path: Path, most: int = MOST) -> None:

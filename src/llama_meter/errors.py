@@ -50,6 +50,10 @@ class StudyError(Exception):
         return StudyError, (self.what, self.why, self.mend)
 
 
+class NotJudgedError(StudyError):
+    """A sound file that is for something else than writing text: nothing is measured with it, and nothing is wrong."""
+
+
 def offer(study: str, meter: str = "") -> str:
     """A command that whoever sees an error has: the study's, or `meter`, the instrument's own where it is alone.
 

@@ -7,8 +7,10 @@ transfer broke off, and leaves the token behind where it is sent on; `bounded` l
 
 import asyncio
 import ipaddress
+import os
 import select
 import selectors
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -73,7 +75,13 @@ def client(url: str, key: str = "") -> Client:
     headers = {"Accept-Encoding": "identity", "User-Agent": AGENT}
     headers |= {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    tls = not url.lower().startswith("http:")  # loading certificates takes longer than most requests
+    tls: bool | ssl.SSLContext = not url.lower().startswith("http:")  # loading certificates takes long
+    if tls and (own := os.environ.get("SSL_CERT_FILE")):
+        try:
+            tls = ssl.create_default_context(cafile=own)
+        except OSError as error:
+            why = f"holds no certificates ({error})"
+            raise StudyError(f"SSL_CERT_FILE={own}", why, "unset it, or name a PEM file") from None
     return Client(
         headers=headers, limits=limits, timeout=quiet(QUIET_S), trust_env=False, follow_redirects=False, verify=tls
     )
@@ -107,11 +115,27 @@ async def look(web: Client, url: str, mend: str, within_s: float = 0.0) -> tuple
         async with asyncio.timeout(within_s), web.stream("GET", url) as reply:
             return reply.status_code, await whole(reply, MOST_TOLD)
     except TransportError as error:
-        raise StudyError(url, f"does not answer ({type(error).__name__})", "start the server first") from None
+        raise _unanswered(url, error) from None
     except TimeoutError:
         raise StudyError(url, f"gives no end within {within_s:g} s", mend) from None
     except ValueError as error:
         raise StudyError(url, f"gives {error}", mend) from None
+
+
+def _unanswered(url: str, error: TransportError) -> StudyError:
+    """Why no answer came: an address of the other kind and a certificate do not mean that there is no server."""
+    said, (scheme, _, rest) = str(error), url.partition("://")
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        why = said.partition("verify failed: ")[2].partition(" (_ssl")[0] or "verify failed"
+        mend = "put SSL_CERT_FILE=ITS-CERTIFICATE.pem before the command, if the server is yours"
+        return StudyError(url, f"its certificate is not trusted ({why})", mend)
+    if scheme == "https" and "[SSL" in said:
+        return StudyError(url, f"does not speak https ({said[:SAID]})", f"try http://{rest}")
+    if scheme == "http" and isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
+        return StudyError(
+            url, f"breaks off ({type(error).__name__})", f"try https://{rest}, or look at the server's log"
+        )
+    return StudyError(url, f"does not answer ({type(error).__name__})", "start the server first")
 
 
 async def parts(

@@ -10,8 +10,9 @@ SOURCES = paths.ROOT / "src"
 METER, STUDY = "llama_meter", "plamo_study"
 FLOORS: dict[str, tuple[str, ...]] = {  # the lowest first; a module imports its own floor and those below it
     METER: (
-        "errors", "paths", "progress", "limits", "disk", "children", "http", "cells", "stats", "engine", "oracle",
-        "models", "rows", "journal", "measure", "plausible", "packs", "serve", "simulate", "workloads", "__main__",
+        "surroundings", "errors", "paths", "progress", "limits", "disk", "children", "http", "cells", "stats", "engine",
+        "oracle", "models", "rows", "journal", "measure", "plausible", "packs", "serve", "simulate", "workloads",
+        "__main__",
     ),
     STUDY: ("stats", "plans", "read", "arithmetic", "show", "laws", "live", "measurements", "run", "publish", "cli"),
 }  # fmt: skip
@@ -47,7 +48,15 @@ def floor(name: str) -> tuple[int, int]:
     return list(FLOORS).index(package), FLOORS[package].index(place)
 
 
-EVERYWHERE = ("errors", "paths", "progress", "limits", "disk", "children")  # floors that all others rest on
+EVERYWHERE = (
+    "surroundings",
+    "errors",
+    "paths",
+    "progress",
+    "limits",
+    "disk",
+    "children",
+)  # all others rest on them
 
 
 def drawn() -> str:

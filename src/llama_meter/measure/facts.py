@@ -5,21 +5,14 @@ So a name contains nothing that any of these obeys: it is recorded that way, ref
 cleaned again where rows become frames.
 """
 
-import re
-from functools import lru_cache
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™']|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
+from llama_meter.disk import plain_name as plain
+
 # Of a fact: tables show them, and escape what they show
 SENTENCES = ("assumptions", "build", "description", "engine_description")
-
-
-@lru_cache(maxsize=1 << 14)  # rows repeat their names
-def plain(name: str) -> str:
-    """A name in which question marks replace what Markdown, HTML, TeX, links or terminals interpret."""
-    return UNPLAIN.sub("?", name)
 
 
 def plainly(value: Any) -> Any:

@@ -172,9 +172,13 @@ def _answer(
 
 
 def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, log: str, whole: Evidence) -> Outcome:
+    undecoded = ""
     if child.returncode == 0 and result:
-        measured = msgspec.json.decode(result, type=Measured)
-        return Outcome(status="ok", pid=child.pid, evidence=whole, measured=measured)
+        try:
+            measured = msgspec.json.decode(result, type=Measured)
+            return Outcome(status="ok", pid=child.pid, evidence=whole, measured=measured)
+        except msgspec.DecodeError as error:  # JSON has no NaN: it writes null
+            undecoded = f"the engine's answer holds no numbers ({error})"
     lines = BUILD_FOLDER.sub("", log).replace(f"{paths.ROOT}{os.sep}", "").splitlines()
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
@@ -185,7 +189,7 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
         stage=stages[-1] if stages else "spawn",
         exit_code=None if ended_by else child.returncode,
         signal="" if late or not ended_by else signal.Signals(ended_by).name,
-        message=next(iter(errors + asserts), SILENT[why] if why else ""),
+        message=undecoded or next(iter(errors + asserts), SILENT[why] if why else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
     partial = Measured(checks=heard(lines))  # before it ended

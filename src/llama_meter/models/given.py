@@ -7,6 +7,7 @@ data/models/repaired.
 
 import os
 import re
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,11 +18,11 @@ import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is
 from gguf import LlamaFileType
 
 from llama_meter import paths
-from llama_meter.disk import expanded, plain
+from llama_meter.disk import expanded, plain, plain_name
 from llama_meter.errors import StudyError
 from llama_meter.models import check, header, mistaken, noted, registry, repair, roles
 from llama_meter.models.expected import read_spec
-from llama_meter.models.finding import Finding, blocking, printable
+from llama_meter.models.finding import AGAIN, Finding, blocking, printable
 from llama_meter.models.header import Header
 from llama_meter.models.registry import ARCHS, GIVEN, ModelSpec
 from llama_meter.models.roles import PART
@@ -30,6 +31,7 @@ REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be ma
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
 NO_NAME = ("n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is no name
 BEYOND_ORACLE = ("tensor-scale", "rope-scaling")  # findings about what the oracle does not compute
+MOST = 1 << 31  # what no number of a model's shape reaches
 LONGEST = 40  # characters of a name
 MENDED = ("head-count-array",)  # findings that a repair mends
 
@@ -79,7 +81,10 @@ def give(named: str | Iterable[Any]) -> list[Given]:
     """
     models = []
     for path in split(named):
-        model = _one(path)
+        try:
+            model = _one(path)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+            raise StudyError(str(path), f"states what no model has ({error})", AGAIN) from error
         FILES[model.file] = model
         registry.give(model.spec, model.dtype, model.path)
         models.append(model)
@@ -130,6 +135,8 @@ def _one(path: Path) -> Given:
     if worst := blocking(findings):
         return _one(_repaired(parts, digest, worst))
     spec, dtype = _spec(path, opened, heads), _dtype(heads)
+    if not _said(opened):
+        spec = replace(spec, name=noted.name(parts[0], digest, spec.name))
     clash = FILES.get((spec.name, GIVEN, dtype))
     if clash and clash.sha256 != digest:
         spec = replace(spec, name=f"{spec.name} {digest[:6]}")
@@ -196,7 +203,10 @@ def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
 
     def number(key: str) -> int:
         value = opened.value(f"{arch}.{key}")
-        return int(max(value)) if isinstance(value, Iterable) and not isinstance(value, str) else int(value or 0)
+        largest = max(value) if isinstance(value, Iterable) and not isinstance(value, str) else value or 0
+        if isinstance(largest, str | bytes) or not 0 <= largest < MOST:
+            raise ValueError(f"{arch}.{key} is {printable(largest)}")
+        return int(largest)
 
     heads_, hidden = number("attention.head_count"), number("embedding_length")
     tokens = opened.records.get("tokenizer.ggml.tokens")
@@ -214,9 +224,12 @@ def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
 
 def _name(path: Path, opened: Header) -> str:
     """`general.name`, else the file's stem without its type: printable, short, and without what names a file."""
+    return plain_name((_said(opened) or _stem(path))[:LONGEST].strip()) or "unnamed"
+
+
+def _said(opened: Header) -> str:
     said = " ".join((opened.text("general.name") or "").split())
-    text = plain("" if said.lower() in NO_NAME else said, kept="") or _stem(path)
-    return text[:LONGEST].strip() or "unnamed"
+    return plain("" if said.lower() in NO_NAME else said, kept="")
 
 
 def _stem(path: Path) -> str:
@@ -227,16 +240,28 @@ def _stem(path: Path) -> str:
 
 
 def _dtype(heads: Sequence[Header]) -> str:
-    """The file's type: llama.cpp's file type, or the type of most of its bytes; exceptions for `ssm_out` are named."""
+    """The file's type: llama.cpp's file type where most bytes of its layers are of that family, else their own type.
+
+    Exceptions for `ssm_out` are named. A label is believed by its family, because mixtures such as Q4_K_M hold several
+    types; embeddings do not count where there are layers, because a small model's are most of it.
+    """
     n_bytes: dict[str, int] = {}
-    for tensor in (tensor for head in heads for tensor in head.tensors):
+    every = [tensor for head in heads for tensor in head.tensors]
+    for tensor in [tensor for tensor in every if tensor.name.startswith("blk.")] or every:
         n_bytes[tensor.type_name] = n_bytes.get(tensor.type_name, 0) + tensor.n_bytes
     most = max(n_bytes, key=lambda name: n_bytes[name], default="")
     said = heads[0].number("general.file_type")
     names = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
-    dtype = names.get(int(said), most) if said is not None else most
+    dtype = names.get(said, most) if said is not None else most  # type: ignore[call-overload] # a float equals its int
+    if _family(dtype) != _family(most):
+        dtype = most
     apart = {t.type_name for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
     floats = ("F32", "F16", "BF16")
     if len(apart) == 1 and dtype not in floats and (kind := apart.copy().pop()) in floats:
         return f"{dtype}-ssm_out-{kind}"
     return dtype
+
+
+def _family(dtype: str) -> str:
+    """What types of about as many bits have in common: Q4 of Q4_K_M and of Q4_0."""
+    return dtype.partition("_")[0]

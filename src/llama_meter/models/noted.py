@@ -23,12 +23,16 @@ SHA256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """A file as it was: how it looked and its hash; findings of a check of `whole`, the hash of it with its parts."""
+    """A file as it was: how it looked and its hash; findings of a check of `whole`, the hash of it with its parts.
+
+    `name`: of rows of a file whose header has none, as it was first called.
+    """
 
     looks: tuple[int, int, int, int]
     sha256: SHA256
     whole: str = ""
     findings: list[tuple[str, str, str, str]] = []
+    name: str = ""
 
 
 _writing = threading.Lock()  # files are hashed side by side
@@ -49,6 +53,14 @@ def checked(parts: Sequence[Path], check: Callable[[], list[Finding]]) -> tuple[
         first = msgspec.structs.replace(first, whole=whole, findings=rows)
         _note(parts[0], first)
     return whole, tuple(Finding(*row) for row in first.findings)  # type: ignore[arg-type] # as they were written
+
+
+def name(path: Path, whole: str, now: str) -> str:
+    """The name under which a file without one in its header was first given, wherever it lies; `now` for a new one."""
+    first = next((noted.name for noted in _memory().values() if noted.whole == whole and noted.name), now)
+    if (here := _noted(path)).name != first:
+        _note(path, msgspec.structs.replace(here, name=first))
+    return first
 
 
 def _noted(path: Path) -> Noted:

@@ -8,6 +8,9 @@ from llama_meter.models.header import Header
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
 MOST_PARTS = 1 << 16
+RANKS = 4  # llama.h, LLAMA_POOLING_TYPE_RANK
+DIFFUSES = ("dream", "llada", "rnd1")  # architectures begin so, or a key is `diffusion.…`
+EMBEDS = re.compile(r"bert|embedding|llama-embed|t5encoder")
 ROLES = {  # general.type, or an architecture that is no language model -> what the file is, and what to do with it
     "adapter": (
         "a LoRA adapter",
@@ -37,6 +40,25 @@ def not_a_model(header: Header) -> Finding | None:
         what = "only a vocabulary" if "tokenizer.ggml.tokens" in header.records else "no tensors"
         return block("no-weights", f"holds {what}, and no weights", "name the file with the weights of that model")
     return None
+
+
+def not_judged(header: Header) -> str:
+    """What a model is for that does not write text from left to right, and what follows; "" for one that does.
+
+    The engine's own test holds pieces of a text against the whole, which agree only where no token sees later ones.
+    """
+    arch, keys = header.text("general.architecture") or "", header.records
+    begins = {tensor.name.partition(".")[0] for tensor in header.tensors}
+    pooling, causal = header.number(f"{arch}.pooling_type"), header.number(f"{arch}.attention.causal")
+    if pooling == RANKS or "cls" in begins:
+        return "a reranking model: it scores texts, not measured"
+    if {"enc", "dec"} <= begins:
+        return "an encoder with a decoder: it reads the whole text before it writes, not measured"
+    if pooling or EMBEDS.search(arch) or "enc" in begins:
+        return "an embedding model: it embeds and writes nothing, not measured"
+    if arch.startswith(DIFFUSES) or any(key.startswith("diffusion.") for key in keys):
+        return "a diffusion model: it attends both ways, not judged"
+    return "a model that attends both ways, not judged" if causal == 0 else ""
 
 
 def split_of(header: Header) -> tuple[int, int]:

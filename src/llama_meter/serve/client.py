@@ -20,6 +20,7 @@ import msgspec
 from llama_meter import http
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError
+from llama_meter.models.finding import printable
 
 Api = Literal["completions", "chat/completions"]
 MOST_LINE = 1 << 20  # bytes of one event
@@ -305,6 +306,7 @@ async def ask(
     except (ValueError, OverflowError, RecursionError) as error:
         answer.failure = f"malformed answer: {http.said(error)}"[: http.SAID]
     answer.ended_ns = clock()
+    answer.failure = printable(" ".join(answer.failure.split()), http.SAID)
     return answer
 
 

@@ -18,6 +18,7 @@ import msgspec
 from llama_meter import http
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError, offer
+from llama_meter.models.finding import printable
 from llama_meter.serve import client, questions, right
 from llama_meter.serve.client import Allowance, Answer, Prompt, Target
 
@@ -180,7 +181,7 @@ def _chosen(listed: Sequence[Model], target: Target) -> str:
     ready = [model for model in listed if model.loaded] or [model for model in listed if model.id not in idle]
     able = [model for model in ready if model.generates] or ready
     if target.model in idle or (listed and not ready and not target.model):
-        why = f"{target.model or _names(listed)}: not loaded, and a probe would make the server load it"
+        why = f"{printable(target.model) or _names(listed)}: not loaded, and a probe would make the server load it"
         raise StudyError(target.url, why, _with_model(target, able) if able else "load a model, then probe again")
     if target.model or not able:
         return target.model
@@ -191,11 +192,11 @@ def _chosen(listed: Sequence[Model], target: Target) -> str:
 
 
 def _names(models: Sequence[Model]) -> str:
-    return ", ".join(model.id for model in models[:NAMED]) + (", …" if len(models) > NAMED else "")
+    return ", ".join(printable(model.id) for model in models[:NAMED]) + (", …" if len(models) > NAMED else "")
 
 
 def _with_model(target: Target, models: Sequence[Model]) -> str:
-    return offer(command := f"probe {target.url} --model {shlex.quote(models[0].id)}", command)
+    return offer(command := f"probe {target.url} --model {shlex.quote(printable(models[0].id))}", command)
 
 
 async def _answered(web: http.Client, target: Target) -> tuple[Target, Answer]:

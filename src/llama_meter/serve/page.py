@@ -2,6 +2,7 @@
 
 from math import isnan
 
+from llama_meter.models.finding import printable
 from llama_meter.serve.phase import LEVERS, Binding, Interval
 from llama_meter.serve.probe import Report
 from llama_meter.serve.right import Rightness
@@ -38,7 +39,12 @@ def html(report: Report) -> str:
 
 def _parts(report: Report) -> list[tuple[str, Lines]]:
     spent = f"{report.requests} requests in {report.seconds:.0f} s"
-    server: Lines = [("address", report.url), ("kind", report.server), ("model", report.model), ("asked", spent)]
+    server: Lines = [
+        ("address", report.url),
+        ("kind", report.server),
+        ("model", printable(report.model)),
+        ("asked", spent),
+    ]
     server += [("ignored", ", ".join(report.ignored))] if report.ignored else []
     right, phase = report.right, report.phase
     parts = [

@@ -40,6 +40,7 @@ TOGETHER, ROUNDS, COPIED = (4, 2), 6, 3  # different prompts at once; rounds of 
 TOKENS, CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
 TOP = 2  # likeliest tokens whose log probabilities are asked for
 MOST = PROMPTS // 2  # prompts that rounding may turn
+CACHED, LEAST_S = 0.2, 0.005  # share of the first answer's time in which no repeat is written; s that can be told apart
 SEVERAL = 2  # prompts that part in several ways
 DYING, DYING_S = 20, 0.5  # most requests to a server after all at once failed, until one finds none; s between them
 Right = Literal["right", "wrong", "cannot tell"]
@@ -141,6 +142,8 @@ async def _alone(web: http.Client, target: Target, of_all: Sequence[Prompt], top
     turns = [first]
     for _ in range((ALONE if _has_leads(first) else ALONE_UNKNOWN) - 1):
         turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
+    if len(turns) < ALONE_UNKNOWN and changing(list(zip(*turns, strict=True))):  # once more: is only the first other?
+        turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
     return [list(answers) for answers in zip(*turns, strict=True)]
 
 
@@ -201,6 +204,22 @@ def changing(alone: Sequence[Sequence[Answer]]) -> int:
     return sum(any(parting and not parting.is_near_tie for parting in of_one) for of_one in partings)
 
 
+def cached(alone: Sequence[Sequence[Answer]]) -> bool:
+    """Whether repeats are read from a cache of answers: nobody writes them in so small a part of the first's time.
+
+    Where tokens come one by one, only the time from the first to the last counts: a cache of prompts does not save it.
+    """
+    singly = all(len(answers[0].chunk_ns) > 1 for answers in alone)
+
+    def seconds(answer: Answer) -> float:
+        begun = answer.chunk_ns[0] if singly and answer.chunk_ns else answer.sent_ns
+        return max(answer.ended_ns - begun, 0) / 1e9
+
+    first = np.median([seconds(answers[0]) for answers in alone])
+    repeat = np.median([min(map(seconds, answers[1:]), default=first) for answers in alone])
+    return bool(first > LEAST_S and repeat < CACHED * first)
+
+
 def _ways(alone: Sequence[Answer], answer: Answer) -> tuple[int, str]:
     """Where an answer parts from the one alone that it follows furthest (characters), and what stands there."""
     said = answer.text
@@ -255,7 +274,13 @@ def _verdict(asked: Asked, facts: dict[str, Any], tied: int, unsure: int) -> tup
     if asked.gone:
         return "wrong", f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
     if changed := changing(asked.alone):
+        if len(asked.alone[0]) > ALONE and not changing([answers[1:] for answers in asked.alone]):
+            why = "get another answer cold than warm: first one, then always another, as a cache of prompts does it"
+            return "cannot tell", f"{changed} of {PROMPTS} prompts {why}"
         return "cannot tell", f"{changed} of {PROMPTS} prompts get another answer alone: it samples, or has other users"
+    if cached(asked.alone):
+        why = "repeated prompts come back in a fraction of the first's time: a cache answers, and nothing is computed"
+        return "cannot tell", why
     if unsure:
         why = f"{facts['unknown']} answers to {unsure} of {PROMPTS} prompts differ, which rounding may do"
         return "cannot tell", why + "; the server gives no log probabilities there"

@@ -13,7 +13,7 @@ import psutil
 from llama_meter.cells import Cell, Decode, Gate, Isolation, MatMul, OnModel, Overhead, Prefill, Read, Replay
 from llama_meter.engine import kernels, library
 from llama_meter.engine.session import Session
-from llama_meter.errors import StudyError
+from llama_meter.errors import NotJudgedError, StudyError
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import machine, proof, sessions, watch
 from llama_meter.measure.machine import peak_rss
@@ -40,6 +40,11 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
             return _read(cell) if isinstance(cell, Read) else _matmul(cell)
     assert isinstance(cell, OnModel)
     stage("load")
+    if isinstance(cell, Gate) and cell.judged == "consistent":
+        from llama_meter.models import header, roles  # gguf takes a third of a second, and only gates need it
+
+        if role := roles.not_judged(header.read(path)):
+            raise NotJudgedError(path.name, role, "name a model that writes text")
     with _open(cell, path) as (session, load_ns, log):
         workload = RUNS[type(cell)]
         stage(cell.workload)

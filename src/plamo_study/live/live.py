@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from llama_meter import journal, paths
 from llama_meter.cells import AnyCell, Gate, OnModel
 from llama_meter.engine import builds
-from llama_meter.errors import FAILED_GATE, StudyError
+from llama_meter.errors import FAILED_GATE, NotJudgedError, StudyError
 from llama_meter.measure import files, machine, runner
 from llama_meter.measure.asked import Sweep
 from llama_meter.measure.durations import lasts
@@ -136,6 +136,9 @@ def _unbuilt(plans: Sequence[Plan]) -> dict[str, str]:
 
 def trouble(row: Row) -> str:
     """What is wrong with a row; of a gate, also what follows from it and what to do."""
+    if row.failure and row.failure.message.startswith(f"{NotJudgedError.__name__}: "):
+        role = row.failure.message.split(": ", 2)[2].partition(";")[0]
+        return f"{row.cell.files[0][0]} in {row.cell.files[0][2]} is {role}"
     said = f"{row.status} in {row.failure}" if row.failure else f"wrong result: {_wrong(row)}"
     if not isinstance(row.cell, Gate):
         return f"{named(row.cell)}: {said}"

@@ -85,6 +85,8 @@ def read(source: Path) -> nbformat.NotebookNode:
         raise StudyError(str(source), "no such notebook", run_it)
     try:
         notebook = nbformat.read(source, as_version=4)
+        notebook.nbformat_minor = max(notebook.nbformat_minor, 5)  # cells may have ids that an older format forbids
+        _, notebook = nbformat.validator.normalize(notebook)
         nbformat.validate(notebook)
     except Exception as problem:  # nbformat and JSON each raise their own kind here
         why = next(iter(str(problem).splitlines()), type(problem).__name__)

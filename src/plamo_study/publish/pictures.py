@@ -16,6 +16,8 @@ from plamo_study.show import theme
 VEGALITE = re.compile(r"application/vnd\.vegalite\.v\d+(\+|\.)json")
 EMBEDDED = "})({"  # in altair's HTML: its script calls itself with the spec
 KINDS = ("image/svg+xml", "image/png", "image/jpeg")
+SCRIPTED = re.compile(r"<(script|iframe|object|embed|canvas|video|audio)\b", re.IGNORECASE)
+VIEWED = re.compile(r"(image|audio|video)/|application/(pdf$|vnd\.(?!jupyter))")  # of these a text is only a name
 HEADING = re.compile(r"^#+\s+(.*?)\s*#*$", re.MULTILINE)
 
 
@@ -25,7 +27,7 @@ def uniform(notebook: nbformat.NotebookNode, name: str) -> int:
     Raises StudyError for a chart whose data lies elsewhere: a page must be complete in itself.
     """
     wordless, heading = 0, name
-    for cell in notebook.cells:
+    for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             heading = next(reversed(HEADING.findall(cell.source)), heading)
         for output in cell.get("outputs", ()):
@@ -34,6 +36,12 @@ def uniform(notebook: nbformat.NotebookNode, name: str) -> int:
             if spec is not None:
                 wordless += not spec.get("description") and not spec.get("title")
                 output.data, output.metadata = map(nbformat.from_dict, _chart(spec, heading, name))
+            if lost := _lost(output.get("data", {})):
+                why, mend = (
+                    f"cell {number} shows {lost}, which a page cannot",
+                    "show it there as SVG, PNG, HTML or text",
+                )
+                raise StudyError(name, why, mend)
             for kind in KINDS:
                 if kind in data and theme.SPEC_KEY not in output.metadata:
                     said = output.metadata.setdefault(kind, {})
@@ -42,6 +50,20 @@ def uniform(notebook: nbformat.NotebookNode, name: str) -> int:
                         wordless += not words or words.startswith("<")
                         said["alt"] = heading if not words or words.startswith("<") else words
     return wordless
+
+
+def _lost(data: dict[str, Any]) -> str:
+    """What of an output would be missing on a page, which runs no scripts; "" where some form of it is shown.
+
+    What HTML alone cannot hold there, polish.py refuses.
+    """
+    html, text = str(data.get("text/html", "")), str(data.get("text/plain", "")).strip()
+    drawn = SCRIPTED.search(html)
+    if any(kind in data for kind in (*KINDS, "text/markdown")) or (html and not drawn):
+        return ""
+    others = [kind for kind in data if kind not in ("text/html", "text/plain")]
+    named = drawn or not text or text.startswith("<") or any(map(VIEWED.match, others))
+    return others[0] if others and named else ""
 
 
 def _spec(data: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,31 +1,58 @@
-"""To how many tokens the oracle judged the files of some rows; the gates of other studies and machines count."""
+"""To how many tokens the oracle judged the files of some rows, and how; gates of other studies and machines count."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_meter import journal
 from llama_meter.cells import Gate
-from llama_meter.journal import REFERENCE
+from llama_meter.journal import LOCAL, REFERENCE
+from llama_meter.measure.proof import DEEP_POSITIONS
+from llama_meter.measure.tolerance import tolerance
 from llama_meter.rows import Fact, Record, Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Judged = dict[tuple[str, str, tuple[str, ...]], int]  # by a file's hash, the engine's commit and what it corrects
+At = tuple[str, str, tuple[str, ...], bool]  # a file's hash, the engine's commit, what it corrects, whether on a GPU
+
+
+class Reach(NamedTuple):
+    """To how many tokens a gate judged a file, at how many positions, by which errors (0: not looked at), and where."""
+
+    tokens: int = 0
+    positions: int = 0
+    of_parts: float = 0.0
+    of_logits: float = 0.0
+    machine: str = ""
+
+    def __str__(self) -> str:
+        """The gate in words."""
+        limits = {"parts": self.of_parts, "logits": self.of_logits}
+        within = " and ".join(f"{what} within {limit:.2g}" for what, limit in limits.items() if limit)
+        return f"{self.tokens:,} tokens, {self.positions:,} positions, {within}"
 
 
 def judged(
-    rows: "pd.DataFrame", facts: Mapping[str, dict[str, Any]], records: Iterable[Record], scale: str
-) -> list[int]:
-    """For each row, the number of tokens to which its file was judged on its build of the engine; 0 for none."""
-    known: Judged = {}
-    for held in (_of(records), _of_gates(scale)):
-        known |= {at: max(n, known.get(at, 0)) for at, n in held.items()}
-    return [
-        known.get(_at(facts[fact], facts[engine]), 0) if fact and engine else 0
-        for fact, engine in zip(rows["fact"], rows["engine"], strict=True)
+    rows: "pd.DataFrame", facts: Mapping[str, dict[str, Any]], records: Iterable[Record], scale: str, live: bool = False
+) -> "pd.DataFrame":
+    """`rows` with the columns judged, the tokens to which its file was judged on its build of the engine, and how.
+
+    The deepest gate counts, and with equal depth that with the narrower limits. `live`: gates that were measured here
+    count too.
+    """
+    known: dict[At, Reach] = {}
+    for held in (_of(records), *(_of_gates(scale, place) for place in (REFERENCE, LOCAL)[: 1 + live])):
+        known |= {at: _deeper(reach, known.get(at, Reach())) for at, reach in held.items()}
+    on_gpu = rows["n_gpu_layers"].fillna(0).ne(0)
+    reached = [
+        known.get(_at(facts[fact], facts[engine], gpu), Reach()) if fact and engine else Reach()
+        for fact, engine, gpu in zip(rows["fact"], rows["engine"], on_gpu, strict=True)
     ]
+    how = [
+        f"{reach}{'' if reach.machine == machine else ', on another machine'}" if reach.tokens else ""
+        for reach, machine in zip(reached, rows["machine"], strict=True)
+    ]
+    return rows.assign(judged=[reach.tokens for reach in reached], judged_how=how)
 
 
 def reach(rows: "pd.DataFrame") -> "pd.Series":
@@ -34,24 +61,34 @@ def reach(rows: "pd.DataFrame") -> "pd.Series":
     return sum(lengths[1:], lengths[0])
 
 
-def _of(records: Iterable[Record]) -> Judged:
+def _of(records: Iterable[Record]) -> dict[At, Reach]:
     records = list(records)
     facts = {record.id: record.data for record in records if isinstance(record, Fact)}
-    known: Judged = {}
+    known: dict[At, Reach] = {}
     for row in records:
         if isinstance(row, Row) and isinstance(row.cell, Gate) and row.valid and row.cell.judged != "consistent":
-            at, n = (
-                _at(facts[row.model], facts[row.engine]),
-                row.cell.n_prompt + (row.cell.n_gen if "judged_to" in row.checks else 0),
-            )
-            known[at] = max(n, known.get(at, 0))
+            at = _at(facts[row.model], facts[row.engine], row.cell.n_gpu_layers != 0)
+            known[at] = _deeper(_reach(row, row.cell), known.get(at, Reach()))
     return known
 
 
-@cache
-def _of_gates(scale: str) -> Judged:
-    return _of(journal.read(journal.journal_path("00-gates", scale, REFERENCE)))
+def _reach(row: Row, gate: Gate) -> Reach:
+    of_parts = float(row.checks.get("parts_tolerance", 0))
+    if gate.judged == "depth":
+        return Reach(int(row.checks["judged_to"]), DEEP_POSITIONS, of_parts, machine=row.machine)
+    of_logits = float(row.checks.get("tolerance") or tolerance(gate)) if not gate.judged else 0.0
+    return Reach(gate.n_prompt, gate.n_prompt, of_parts, of_logits, row.machine)
 
 
-def _at(model: Mapping[str, Any], engine: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    return str(model.get("sha256")), str(engine.get("commit")).removesuffix("-dirty"), tuple(engine.get("corrects", ()))
+def _deeper(one: Reach, other: Reach) -> Reach:
+    """The deeper of two; of equal ones that which judges parts."""
+    return max(one, other, key=lambda reach: (reach.tokens, bool(reach.of_parts), -reach.of_parts, -reach.of_logits))
+
+
+def _of_gates(scale: str, place: str) -> dict[At, Reach]:
+    return _of(journal.read(journal.journal_path("00-gates", scale, place)))
+
+
+def _at(model: Mapping[str, Any], engine: Mapping[str, Any], on_gpu: bool) -> At:
+    commit, corrects = str(engine.get("commit")).removesuffix("-dirty"), tuple(engine.get("corrects", ()))
+    return str(model.get("sha256")), commit, corrects, on_gpu

@@ -163,6 +163,5 @@ def _records(study: str, source: str, scale: str) -> list[Record]:
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:
     """A recording of these rows of a journal's records, reduced to the machine measured last."""
     facts = frame.facts(records)
-    framed = frame.frame(of_one_machine(rows), facts)
-    framed = framed.assign(judged=judged.judged(framed, facts, records, scale))
+    framed = judged.judged(frame.frame(of_one_machine(rows), facts), facts, records, scale, source == "live")
     return Recording(framed, facts, study, scale, source)

@@ -129,10 +129,11 @@ def declared(notebook: Path) -> dict[str, str]:
 @cache
 def _as_seen(notebook: Path, seen: tuple[int, ...]) -> dict[str, str]:
     """What a notebook declares, read once as long as it looks the same: a command asks five times for each."""
-    import papermill  # a third of a second, and what only checks values does without
+    from papermill import inspection, iorw  # a third of a second, and what only checks values does without
 
     try:
-        entries = papermill.inspect_notebook(notebook)
+        cells = iorw.load_notebook_node(str(notebook))  # inspect_notebook wants the name of a kernel, which is not used
+        entries = {found.name: found._asdict() for found in inspection._infer_parameters(cells, "python3", "python")}
     except Exception as problem:  # nbformat, papermill and JSON each raise their own kind here
         raise StudyError(str(notebook), f"not a readable notebook ({problem})", "jupyter lab notebooks") from problem
     return {name: _type_name(entry["inferred_type_name"], entry["default"]) for name, entry in entries.items()}

@@ -251,12 +251,14 @@ def _rows(recording: Recording, of: str = "", judged: str = "") -> str:
 
 
 def depths(rows: pd.DataFrame) -> str:
-    """A sentence: to which depth the oracle judged the files of these rows, and how many rows reach further."""
+    """A sentence: how the oracle judged the least judged file of these rows, and how many rows go beyond."""
     of = rows[(rows["model"] != "") & (rows["judged"] > 0)] if "judged" in rows else rows.head(0)
     if of.empty:
         return ""
     further = of[reach(of) > of["judged"]]
-    said = f"The oracle judged their files to {of['judged'].min():,} tokens or more"
+    least = of["judged_how"].loc[of["judged"].idxmin()]
+    several = " or more" if of["judged"].nunique() > 1 else ""
+    said = f"The oracle judged their files to {least}{several}"
     if further.empty:
         return f"{said}, which no row goes beyond. "
     return f"{said}; {len(further):,} rows go further, to {reach(further).max():,}. "

@@ -1,0 +1,252 @@
+"""Situations from public reports: each ends in one sentence or works, and never in a traceback or a false verdict."""
+
+import os
+import ssl
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import foreign_models
+import nbformat
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from llama_meter import http, paths, surroundings
+from llama_meter.errors import StudyError
+from llama_meter.measure import process
+from llama_meter.models import given, header, registry, roles
+from llama_meter.serve import meeting, right
+from plamo_study.publish import executed, pictures
+from plamo_study.run import parameters
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
+    for name in ("FILES", "_given", "_paths"):
+        monkeypatch.setattr(given if name == "FILES" else registry, name, {})
+
+
+def derived(tmp_path, key, value, kind=None, arch="llama", sub=None):
+    """A small model with one key of its header changed; `kind` None: without the key."""
+    reader = GGUFReader(foreign_models.write(tmp_path / "source.gguf"))
+    path = tmp_path / "derived.gguf"
+    writer = GGUFWriter(path, arch)
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", key):
+            item = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=item)
+    if kind is not None:
+        writer.add_key_value(key, value, kind, sub_type=sub)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+UINT32, BOOL, STRING, FLOAT32 = (
+    GGUFValueType.UINT32,
+    GGUFValueType.BOOL,
+    GGUFValueType.STRING,
+    GGUFValueType.FLOAT32,
+)
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "kind", "role"),
+    [
+        ("llama", "llama.pooling_type", 3, UINT32, "embedding"),
+        ("llama", "llama.pooling_type", 4, UINT32, "reranking"),
+        ("nomic-bert", "x", 0, None, "embedding"),
+        ("llada-moe", "x", 0, None, "diffusion"),
+        ("llama", "diffusion.shift_logits", True, BOOL, "diffusion"),
+        ("llama", "llama.attention.causal", False, BOOL, "both ways"),
+        ("llama", "llama.pooling_type", 0, UINT32, ""),
+        ("llama", "llama.attention.causal", True, BOOL, ""),
+    ],
+)
+def test_what_a_file_is_for_is_told_by_its_header(arch, key, value, kind, role, tmp_path):
+    said = roles.not_judged(header.read(derived(tmp_path, key, value, kind, arch)))
+    assert role in said
+    assert bool(role) == bool(said)
+
+
+def test_an_answer_without_numbers_is_a_failed_row():
+    child = SimpleNamespace(returncode=0, pid=1)
+    outcome = process._outcome(child, b'{"checks": {"error": null}}', None, "@stage gate\n", process.Evidence())
+    assert outcome.status == "error"
+    assert outcome.failure.stage == "gate"
+
+
+@pytest.mark.parametrize(("label", "dtype"), [(14, "F16"), (15, "F16"), (32, "F16"), (1, "F16"), (None, "F16")])
+def test_the_type_is_that_of_the_bytes_where_the_label_is_another(label, dtype, tmp_path):
+    path = derived(tmp_path, "general.file_type", label, None if label is None else UINT32)
+    assert given.give(str(path))[0].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "sub"),
+    [("two", STRING, None), (float("inf"), FLOAT32, None), (float("nan"), FLOAT32, None),
+     (-1, GGUFValueType.INT32, None), (1 << 60, GGUFValueType.UINT64, None), (["a"], GGUFValueType.ARRAY, STRING)],
+)  # fmt: skip
+def test_a_number_of_layers_that_is_none_is_one_sentence(value, kind, sub, tmp_path):
+    with pytest.raises(StudyError, match="block_count"):
+        given.give(str(derived(tmp_path, "llama.block_count", value, kind, sub=sub)))
+
+
+def test_a_name_is_plain_from_the_start(tmp_path):
+    [found] = given.give(str(derived(tmp_path, "general.name", "a&b [c] | d", STRING)))
+    assert found.spec.name == "a?b ?c? ? d"
+
+
+def test_a_file_without_a_name_keeps_the_first_that_it_was_given(tmp_path):
+    path = derived(tmp_path, "general.name", None)
+    first = given.give(str(path))[0].file
+    moved = path.rename(tmp_path / "other.gguf")
+    assert given.give(str(moved))[0].file == first == ("derived", "file", first[2])
+
+
+# ------------------------------------------------------------------ what a command is started with
+
+
+@pytest.mark.parametrize("module", ["numpy/__init__.py", "msgspec.py", "random.py"])
+@pytest.mark.parametrize("program", ["llama_meter", "plamo_study.cli.main"])
+def test_modules_that_pythonpath_puts_in_place_of_ours_are_named(module, program, tmp_path):
+    file = tmp_path / module
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    started = [sys.executable, "-c", f"import runpy; runpy.run_module({program!r}, run_name='__main__')"]
+    done = subprocess.run(started, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert module.split("/")[0].removesuffix(".py") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("odd", [{"COLUMNS": "0"}, {"COLUMNS": ""}, {"HOME": ""}, {"COLUMNS": "00", "LINES": "0"}])
+def test_odd_widths_and_homes_hide_no_error(odd):
+    command = [sys.executable, "-m", "plamo_study.cli.main", "models", "check", "/nope"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | odd)
+    assert "/nope" in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_user_without_a_home_gets_one(monkeypatch):
+    monkeypatch.setenv("HOME", "")
+
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(surroundings.Path, "home", nobody)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    surroundings.prepare()
+    assert os.environ["HOME"] == "/"
+
+
+def test_a_reader_that_leaves_ends_a_command_silently(tmp_path):
+    journal = tmp_path / "j.jsonl"
+    journal.write_text("")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "llama_meter", "--help"], [sys.executable, "-m", "llama_meter", "read", journal]
+    for asked in command:
+        done = subprocess.run(asked, stdout=writing, stderr=subprocess.PIPE, text=True)
+        assert "Traceback" not in done.stderr
+    os.close(writing)
+
+
+# ------------------------------------------------------------------ notebooks
+
+
+def executed_notebook(path, minor=5, data=None):
+    notebook = nbformat.v4.new_notebook()
+    cell = nbformat.v4.new_code_cell("x = 1", metadata={"tags": ["parameters"]}, execution_count=1)
+    if data:
+        cell.outputs = [nbformat.v4.new_output("display_data", data)]
+    notebook.cells, notebook.nbformat_minor = [cell], minor
+    path.write_text(nbformat.v4.nbjson.JSONWriter().writes(notebook))
+    return path
+
+
+@pytest.mark.parametrize("minor", [2, 4, 5])
+def test_a_notebook_without_a_kernel_or_with_ids_too_early_is_read(minor, tmp_path):
+    path = executed_notebook(tmp_path / "n.ipynb", minor)
+    assert parameters.declared(path) == {"x": "int"}
+    assert len(executed.read(path).cells) == 1
+
+
+LOST = {
+    "plotly": {"application/vnd.plotly.v1+json": {}, "text/plain": "Figure"},
+    "webp": {"image/webp": "AAAA", "text/plain": "<IPython.core.display.Image object>"},
+    "pdf": {"application/pdf": "AAAA"},
+    "latex": {"text/latex": "$x$", "text/plain": "<IPython.core.display.Latex object>"},
+    "bokeh": {"text/html": "<div></div><script>draw()</script>", "application/vnd.bokehjs_exec.v0+json": ""},
+    "gif": {"image/gif": "AAAA", "text/plain": "a moving picture"},
+}
+SHOWN = {
+    "table": {"text/html": "<table></table>", "text/plain": "a table"},
+    "text": {"text/plain": "1"},
+    "formula": {"text/latex": "$x$", "text/plain": "x"},
+    "picture": {"image/png": "AAAA", "application/pdf": "AAAA", "text/plain": "<Figure>"},
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_an_output_that_a_page_cannot_show_is_refused_by_its_cell(kind, tmp_path):
+    notebook = nbformat.read(executed_notebook(tmp_path / "n.ipynb", data=LOST[kind]), as_version=4)
+    with pytest.raises(StudyError, match="cell 0"):
+        pictures.uniform(notebook, "n")
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_an_output_that_a_page_shows_in_some_form_is_kept(kind, tmp_path):
+    notebook = nbformat.read(executed_notebook(tmp_path / "n.ipynb", data=SHOWN[kind]), as_version=4)
+    pictures.uniform(notebook, "n")
+    assert set(notebook.cells[0].outputs[0].data) == set(SHOWN[kind])
+
+
+# ------------------------------------------------------------------ servers
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "mend"),
+    [
+        ("https://a", ssl.SSLCertVerificationError("CERTIFICATE_VERIFY_FAILED] verify failed: expired (_ssl.c:1)"),
+         "SSL_CERT_FILE"),
+        ("https://a", ssl.SSLError("[SSL: WRONG_VERSION_NUMBER] wrong version number"), "try http://a"),
+        ("http://a", None, "try https://a"),
+    ],
+)  # fmt: skip
+def test_a_server_of_the_other_kind_or_with_a_strange_certificate_is_no_server_that_is_off(url, error, mend):
+    failed = http.httpx2.ConnectError(str(error)) if error else http.httpx2.RemoteProtocolError("")
+    assert mend in http._unanswered(url, failed).mend
+
+
+def answer(text, seconds):
+    """An answer of 24 tokens, of which one comes at a time."""
+    stamps = np.linspace(1e6, 1e6 + seconds * 1e9, 24).astype(int).tolist()
+    prompt = right.Prompt("p", "", 24)
+    return right.Answer(prompt, 0, 1, 1, stamps[-1], stamps, list(text), tokens=list(text), gaps=[9.0] * len(text))
+
+
+@pytest.mark.parametrize(("repeat", "is_cached"), [(1.0, False), (0.5, False), (0.05, True), (0.0, True)])
+def test_answers_that_nobody_can_have_written_so_fast_come_from_a_cache(repeat, is_cached):
+    alone = [[answer(f"{n}abc", 0.2), answer(f"{n}abc", 0.2 * repeat)] for n in range(right.PROMPTS)]
+    assert right.cached(alone) is is_cached
+    verdict = right.judged(right.Asked(alone, 4, [(0, alone[0][0])], [(0, [alone[0][0]])]))
+    assert verdict.verdict == ("cannot tell" if is_cached else "right")
+
+
+def test_a_server_that_answers_cold_otherwise_than_warm_is_not_said_to_sample():
+    alone = [[answer(f"{n}abc", 0.2), answer(f"{n}xbc", 0.2), answer(f"{n}xbc", 0.2)] for n in range(right.PROMPTS)]
+    assert "cold" in right.judged(right.Asked(alone, 4)).why
+
+
+@pytest.mark.parametrize("name", ["a\nIs it right under load? right.", "\x1b[2J\x1b[H", "a\rb", "x" * 5000, "a\u202eb"])
+def test_a_model_s_name_is_one_short_line_of_what_can_be_printed(name):
+    said = meeting._names([meeting.Model(name)])
+    assert said.isprintable()
+    assert len(said) <= 81
