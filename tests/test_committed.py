@@ -1,13 +1,12 @@
 """What is committed, held against what it was made from: rows, numbers in prose, pictures, README.
 
-`make manifest` writes `data/manifest.json` anew: the rows of each journal, and numbers of prose that no output shows.
+`make manifest` writes `data/manifest.json` anew: rows by journal, and numbers in prose that no output there shows.
 """
 
 import gzip
 import hashlib
 import json
 import re
-from functools import cache
 
 import pytest
 
@@ -28,28 +27,29 @@ def numbers(text):
     return {each for each in found if len(re.sub(r"\D", "", each)) > 1 and not re.match(r"0\d", each)}
 
 
-@cache
 def cells(page):
     """A page's cells."""
     return json.loads((paths.NOTEBOOKS / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
 
 
-def outputs(page):
-    """Every output of a page's cells that has data."""
-    return [each for cell in cells(page) for each in cell.get("outputs", []) if "data" in each]
-
-
-@cache
-def shown(page):
-    """Numbers in the texts that a page's cells put out."""
-    texts = (text for each in outputs(page) for kind, text in each["data"].items() if kind.startswith("text/"))
-    return set().union(*(numbers("".join(text)) for text in texts))
+def shown(some):
+    """Numbers in the texts that cells put out."""
+    data = [each["data"] for cell in some for each in cell.get("outputs", []) if "data" in each]
+    texts = ("".join(text) for each in data for kind, text in each.items() if kind.startswith("text/"))
+    return set().union(*map(numbers, texts))
 
 
 def typed(page):
-    """Numbers in a page's prose that none of its outputs shows."""
-    prose = ("".join(cell["source"]) for cell in cells(page) if cell["cell_type"] == "markdown")
-    return sorted(set().union(*map(numbers, prose)) - shown(page))
+    """Numbers in a page's prose that no output of their section shows."""
+    sections, found = [[]], set()
+    for cell in cells(page):
+        if cell["cell_type"] == "markdown" and "".join(cell["source"]).startswith("#"):
+            sections.append([])
+        sections[-1].append(cell)
+    for section in sections:
+        prose = ("".join(cell["source"]) for cell in section if cell["cell_type"] == "markdown")
+        found |= set().union(*map(numbers, prose)) - shown(section)
+    return sorted(found)
 
 
 def counted(path):
@@ -76,13 +76,13 @@ def test_no_row_was_lost_or_changed():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_number_in_prose_stands_in_an_output_of_its_page_or_is_listed(page):
+def test_a_number_in_prose_stands_in_an_output_of_its_section_or_is_listed(page):
     listed = json.loads(MANIFEST.read_text(encoding="utf-8"))["typed"].get(page, "")
     assert " ".join(typed(page)) == listed, "meant so? `make manifest`"
 
 
 def findings(text):
-    """Blocks of README that say what was found or link a page: (their numbers, the pages that should show them)."""
+    """Blocks of README that say what was found or link a page: (their numbers, pages of which one shows each)."""
     for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
         for block in BLOCK.split(section):
             linked = PAGE_LINKS.findall(block)
@@ -93,7 +93,8 @@ def findings(text):
 def test_every_number_of_readme_s_findings_stands_in_an_output_of_the_page_it_links():
     found = [*findings((paths.ROOT / "README.md").read_text(encoding="utf-8"))]
     assert sum(len(each) for each, _ in found) > 10
-    assert [n for each, pages in found for n in sorted(each) if not any(n in shown(page) for page in pages)] == []
+    known = {page: shown(cells(page)) for page in PAGES}
+    assert [n for each, pages in found for n in sorted(each) if not any(n in known[page] for page in pages)] == []
 
 
 def test_the_japanese_readme_has_no_number_of_its_own():
@@ -104,7 +105,8 @@ def test_the_japanese_readme_has_no_number_of_its_own():
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_a_picture_and_its_alt_text_are_those_of_the_data_beside_them(page):
-    for number, each in enumerate(output for output in outputs(page) if "image/png" in output["data"]):
+    outputs = [each for cell in cells(page) for each in cell.get("outputs", [])]
+    for number, each in enumerate(each for each in outputs if "image/png" in each.get("data", {})):
         spec, said = each["metadata"][theme.SPEC_KEY], "".join(each["data"]["text/plain"])
         data, metadata = theme.mimebundle(spec)
         assert each["metadata"]["image/png"] == metadata["image/png"], number
