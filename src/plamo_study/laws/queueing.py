@@ -100,7 +100,8 @@ def tuned(replay: StepModel, known: pd.DataFrame, rows: dict[Any, Any]) -> StepM
     for key, group in known[known["rule"] != SPLIT].groupby(LOADED):
         row, took = rows[key], np.log(group[SLOWEST]).median()
         said = [simulated(load_of(row), row.label, model, int(row.n_seq), 1) for model in models]
-        off += [np.nansum(abs(np.log([waits[name] for name in SLOWEST]) - took)) for waits in said]
+        with np.errstate(invalid="ignore", divide="ignore"):  # a wait of 0
+            off += [np.nansum(abs(np.log([waits[name] for name in SLOWEST]) - took)) for waits in said]
     return models[int(off.argmin())]
 
 
