@@ -9,6 +9,7 @@ from itertools import count
 
 import misbehaving
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from msgspec.structs import replace as replaced
@@ -353,6 +354,21 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     of = paces[0].index.get_level_values("per_second") == at
     assert paces[1][of].tolist() == pytest.approx((10 * paces[0][of]).tolist(), rel=0.1), "but for what was idle"
     assert paces[1][~of].tolist() == pytest.approx(paces[0][~of].tolist())
+
+
+def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_served():
+    seen = observed.of_rows(recording.read("10-scheduling", "recorded", "shape").rows)
+    ((model, own),) = observed.fitted(seen).items()
+    plain = own.untuned()
+    served = replace(plain, base=tuple(1.2 * s for s in plain.base), step=tuple(0.7 * s for s in plain.step))
+    used = seen.traffic[seen.traffic["per_second"].isin(seen.loads)].drop_duplicates(["per_second", "label"])
+    rows = {(model, row.per_second, row.label): row for row in used.itertuples()}
+    waits = [simulations.simulated(metrics.load_of(row), row.label, served, int(row.n_seq), 1) for row in rows.values()]
+    known = pd.DataFrame(
+        [dict(zip(queueing.LOADED, key, strict=True)) | of for key, of in zip(rows, waits, strict=True)]
+    )
+    found = queueing.tuned(plain, known, rows)
+    assert (*found.base, *found.step) == pytest.approx((*served.base, *served.step))
 
 
 # ------------------------------------------------------------------ fleets

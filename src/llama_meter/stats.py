@@ -13,6 +13,7 @@ import numpy as np
 from scipy import special  # not scipy.stats, whose import takes longer than most pages need to compute
 
 CONFIDENCE = 0.95
+FEW = 3  # processes or pairs; below, no interval is given, since two can agree by chance
 ENOUGH = 6  # fewest values whose whole range covers a median with 95 %: 1 - 2 ** (1 - n)
 CROSSING_LEVELS = (0.90, 0.93)  # lowest coverage of a crossing's interval, below ENOUGH blocks and from there on
 THRESHOLD_LEVEL = 0.91  # coverage of a threshold's interval, by the simulation of tests/test_serving.py
@@ -25,7 +26,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval from `n` processes; the bounds are NaN where n is too small.
+    """A value with its interval from `n` processes; the bounds are NaN below FEW, where the range is printed.
 
     `level`: the interval's coverage, 0.95 unless n is too small for it. `units`: one number per process, from which
     p-values are computed (empty where there are none); `in_logs`: they are logarithms. `among`: the number of estimates
@@ -89,7 +90,16 @@ class Estimate:
         units = tuple((np.log(work) - np.asarray(self.units)).tolist()) if self.in_logs and work > 0 else ()
         return replace(self, value=work / self.value, low=work / self.high, high=work / self.low, units=units)
 
+    @property
+    def few(self) -> bool:
+        """Whether processes are too few for an interval; a share has an exact one."""
+        return self.n < FEW and bool(self.units) and not self.success
+
     def __format__(self, spec: str) -> str:
+        if self.few:
+            ends = np.array([min(self.units), max(self.units)])
+            least, most = np.exp(ends) if self.in_logs else ends
+            return f"{least:{spec}} to {most:{spec}} ({self.n} processes)"
         if np.isnan(self.low):
             return f"{self.value:{spec}} (n = {self.n})"
         level = "" if called_95(self.level) else f"; {self.level:.0%}"
@@ -114,14 +124,14 @@ def median(values: Sequence[float]) -> Estimate:
     """Median over processes, with an interval from order statistics: exact for any distribution.
 
     For six values or more, two neighbouring order-statistic intervals are interpolated to 95 % (Hettmansperger and
-    Sheather 1986, "Confidence intervals based on interpolated order statistics"). Below, the interval is the whole
-    range with its own level, 1 - 2 ** (1 - n): 94 % of five values, 88 % of four, 75 % of three.
+    Sheather 1986, "Confidence intervals based on interpolated order statistics"). From FEW on, the interval is the
+    whole range with its own level, 1 - 2 ** (1 - n): 94 % of five values, 88 % of four, 75 % of three.
     """
     ordered = np.sort(np.asarray(values, float))
     n = len(ordered)
     if n < 2:
         return Estimate(float(np.median(ordered)) if n else NAN, NAN, NAN, n)
-    low, high = _order_statistics(ordered)
+    low, high = _order_statistics(ordered) if n >= FEW else (NAN, NAN)
     logs = tuple(np.log(values).tolist()) if ordered[0] > 0 else ()
     level = CONFIDENCE if n >= ENOUGH else 1 - 2.0 ** (1 - n)
     return Estimate(float(np.median(ordered)), float(low), float(high), n, level, logs)
@@ -143,7 +153,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     value = float(np.exp(np.median(logs))) if n else NAN
     if n < 2:
         return Estimate(value, NAN, NAN, n)
-    low, high = (float(np.exp(bound)) for bound in paired_bounds(logs))
+    low, high = (float(np.exp(bound)) for bound in paired_bounds(logs)) if n >= FEW else (NAN, NAN)
     return Estimate(value, low, high, n, CONFIDENCE, tuple(logs.tolist()))
 
 
@@ -157,9 +167,9 @@ def selected(estimate: Estimate, among: int) -> Estimate:
     logs, among = np.asarray(estimate.units), max(among, 1) * estimate.among
     if among == 1:
         return estimate
-    if len(logs) < 2 or not estimate.in_logs:
+    if len(logs) < FEW or not estimate.in_logs:
         return replace(estimate, low=NAN, high=NAN, among=among)
-    with np.errstate(over="ignore"):  # with two blocks, a choice among many has no finite bounds
+    with np.errstate(over="ignore"):  # with few blocks, a choice among many has no finite bounds
         low, high = (float(np.exp(bound)) for bound in paired_bounds(logs, family_level(among)))
     return replace(estimate, low=low, high=high, level=CONFIDENCE, among=among)
 
@@ -210,6 +220,8 @@ def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001, among: 
         return Estimate(NAN, NAN, NAN, n)
     at = int(passes[-1])
     value = grid[at] + (grid[at + 1] - grid[at]) * middle[at] / (middle[at] - middle[at + 1])
+    if n < FEW:
+        return Estimate(float(value), NAN, NAN, n)
     low, high = paired_bounds(logs.T, family_level(among))
     open_at = (low <= 0) & (high >= 0)
     first, last = at, at + 1

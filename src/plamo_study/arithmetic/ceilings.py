@@ -4,7 +4,8 @@ A ceiling belongs to a place: one machine, number of threads and device. A matri
 tensor type, the layout of its weights ("packed": rearranged by llama.cpp when it loads a model; "plain": as in the
 file; "blas": unpacked to F32 for BLAS, and "accelerate" where that is Apple's) and a number of columns. A file's
 ceiling is the mix of the kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling
-is what a kernel reaches, not what the machine could reach: `fastest` is the fastest kernel measured there.
+is what a kernel reaches, not what the machine could reach: `fastest` is the fastest kernel measured there. A roof,
+which nothing may exceed, takes the best sample; a predicted time takes the usual one, the median of processes.
 """
 
 import tomllib
@@ -163,12 +164,12 @@ def limits_at(
 
 
 def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
-    """The best ceilings of a study's main set-up for each file whose ceilings were measured: the roofline's input."""
+    """The best ceilings of a study's main set-up for each file whose ceilings were measured: a roof."""
     return {name: best for name, (best, _) in _limits(rows, files).items()}
 
 
 def usual_limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
-    """The usual values of the same ceilings: medians over processes."""
+    """The usual values of the same ceilings, medians over processes: for predicted times."""
     return {name: usual for name, (_, usual) in _limits(rows, files).items()}
 
 

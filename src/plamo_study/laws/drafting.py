@@ -203,7 +203,7 @@ def break_even(ups: pd.DataFrame) -> pd.DataFrame:
         ratios = row["ratios"]
         lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
         crossed = _crossed(ratios)
-        pays = "inconclusive" if np.isnan(crossed.value) or (crossed.low == 0 and crossed.high == 1) else "from"
+        pays = "inconclusive" if np.isnan(crossed.low) or (crossed.low == 0 and crossed.high == 1) else "from"
         pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
         entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
     return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])

@@ -1,10 +1,12 @@
 """Predictions of live loads: every load from the others, by each of WAYS.
 
-Simulation; a replay by two constants; the measurement at the nearest load; queueing theory. The same again with the
-pace of each process given (PACED), because a virtual machine's pace varies. Frames in, estimates out. A process is one
-number. Simulation and replay serve the same requests at the same times as the engine.
+Simulation; a replay by two constants, tuned on the other loads as the simulation's clock is; the measurement at the
+nearest load; queueing theory. The same again with the pace of each process given (PACED), because a virtual machine's
+pace varies. Frames in, estimates out. A process is one number. Simulation and replay serve the same requests at the
+same times as the engine.
 """
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,6 +24,8 @@ from plamo_study.read.metrics import METRICS, load_of
 
 LOADED = ["model", "per_second", "rule"]
 WAYS = ("simulation", "replay", "nearest load", "theory")
+SLOWEST = ["ttft_p95", "itl_p95"]  # waits that a replay is tuned on
+TUNED = tuple(product((1.0, 1.1, 1.2, 1.3, 1.4), (1.0, 0.85, 0.7, 0.55, 0.4)))  # times its constants: token, step
 PACED = tuple(f"{way}, paced" for way in WAYS if way != "replay")
 
 
@@ -58,7 +62,8 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
                 _split(seen, row, without) if rule == SPLIT else simulated(load, rule, _fitted(fit), slots)
             )
             if rule != SPLIT:
-                ways["replay"] = simulated(load, rule, _fitted(fit).untuned(), slots, 1)
+                known = taken[(taken["model"] == model) & taken["per_second"].isin(at - {per_second})]
+                ways["replay"] = simulated(load, rule, tuned(_fitted(fit).untuned(), known, first), slots, 1)
                 ways["theory"] = theory(load, per_second, rule, _fitted(fit), slots)
                 ways |= _paced(row, others, *paces[without])
             why = ""
@@ -80,6 +85,24 @@ def _fitted(fit: StepModel | None) -> StepModel:
     if fit is None:
         raise StudyError("a step model", "the calls that traffic is made of were not measured alone", observed.MISSING)
     return fit
+
+
+def tuned(replay: StepModel, known: pd.DataFrame, rows: dict[Any, Any]) -> StepModel:
+    """The replay whose two constants meet the slowest waits of the known loads best, by the sum of log errors.
+
+    `known`: METRICS of processes by `model`, `per_second` and `rule`; `rows`: a row of each, with its requests.
+    """
+    models = [
+        replace(replay, base=tuple(token * value for value in replay.base), step=tuple(step * v for v in replay.step))
+        for token, step in TUNED
+    ]
+    off = np.zeros(len(models))
+    for key, group in known[known["rule"] != SPLIT].groupby(LOADED):
+        row, took = rows[key], np.log(group[SLOWEST]).median()
+        said = [simulated(load_of(row), row.label, model, int(row.n_seq), 1) for model in models]
+        with np.errstate(invalid="ignore", divide="ignore"):  # a wait of 0
+            off += [np.nansum(abs(np.log([waits[name] for name in SLOWEST]) - took)) for waits in said]
+    return models[int(off.argmin())]
 
 
 def _asked(per_second: float, loads: set[float]) -> str:

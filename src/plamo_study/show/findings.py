@@ -20,14 +20,12 @@ import pandas as pd
 from IPython.display import Markdown
 
 from llama_meter.errors import StudyError
-from llama_meter.stats import Estimate
 from plamo_study.show.tables import Table, escaped, significant
 from plamo_study.stats import estimates
 from plamo_study.stats.estimates import NUMBERS
 
 FINDINGS = "plamo_study_findings"  # key of an output's metadata with its lines, for documents
 METADATA = "plamo_study_claims"  # the same of questions and answers
-FEW = 3  # processes; below, no interval is printed
 ANSWERS = {"holds": "yes", "does not hold": "no", "inconclusive": "inconclusive"}
 NUMERIC = {"estimate", "first", "second", "noise", *NUMBERS}
 Line = dict[str, Any]
@@ -97,7 +95,7 @@ class Questions(Table):
         family = estimates.family(lines).to_dict("records") if lines else []
         self.lines = [
             {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"], "why": why,
-             "verdict": ANSWERS["inconclusive" if few(line["estimate"]) else line["verdict"]]}
+             "verdict": ANSWERS[line["verdict"]]}
             for line, why in zip(family, [line["why"] for line in lines], strict=True)
         ]  # fmt: skip
         whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
@@ -123,18 +121,6 @@ def stated(notebook: nbformat.NotebookNode) -> list[Line]:
     return [line for output in outputs for line in output.get("metadata", {}).get(METADATA, [])]
 
 
-def few(estimate: Estimate) -> bool:
-    """Whether an estimate rests on too few processes for an interval to be printed; a share has an exact one."""
-    return estimate.n < FEW and bool(estimate.units) and not estimate.success
-
-
 def figure(line: Line) -> str:
     """A line's estimate as text; where processes are few, their range."""
-    estimate: Estimate | None = line["estimate"]
-    if estimate is None:
-        return ""
-    if few(estimate):  # the range, and the number of processes
-        least, most = (end(estimate.units) for end in (min, max))
-        least, most = (math.exp(least), math.exp(most)) if estimate.in_logs else (least, most)
-        return f"{least:.3g} to {most:.3g} ({estimate.n} processes)"
-    return significant(3)(estimate)
+    return significant(3)(line["estimate"]) if line["estimate"] is not None else ""
