@@ -25,7 +25,7 @@ from plamo_study.read.usable import on_main_device, usable
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
 PACKED, PLAIN, BLAS, ACCELERATE = "packed", "plain", "blas", "accelerate"
-STEADY = 1.1  # a reading's median over its shortest time; above it the clock or the machine wavered: the median counts
+STEADY = 1.1  # a reading whose median is more than this many times its shortest counts by its median
 READ, MATMUL = "read", "matmul"
 NS = 1e9
 COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
