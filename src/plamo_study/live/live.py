@@ -168,7 +168,7 @@ def _instead(gate: Gate) -> str:
             f"Metal casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
             f"BF16, as the published study did: `plamo-study models quantize SOURCE.gguf {asked}`"
         )
-    return f"`plamo-study models check '{path}'` looks for the cause"
+    return f"`plamo-study models check '{path.name}'` looks for the cause"
 
 
 def _overflows(gate: Gate) -> bool:
@@ -221,8 +221,8 @@ def unseen(planned: Plan, summary: runner.Summary, asked: Sweep) -> list[str]:
 
 
 def _goes_on(planned: Plan, asked: Sweep) -> str:
-    """The command that measures what a plan lacks."""
-    chosen = [f"--file {shlex.quote(str(given.FILES[file].path))}" for file in asked.files]
+    """The command that measures what a plan lacks; files by their names, as pages are published."""
+    chosen = [f"--file {shlex.quote(given.FILES[file].path.name)}" for file in asked.files]
     scale = [] if asked.files else [f"--scale {planned.scale}"]
     how = " ".join(["plamo-study measure", planned.study, *scale, *chosen, *asked.options()])
     return f"`{how}` goes on, for as long as it takes"
