@@ -164,9 +164,16 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             steps.skip(len(needs[notebook.stem]))
         else:
             ends = [_measure(need, asked, steps, varied, len(every) == 1) for need in needs[notebook.stem]]
+            if is_live and shares[notebook.stem] == budget.LEFT_OUT:
+                ends = ["no time"]
+                if not asked.published:
+                    report.console.print(f"{notebook.stem} is left out: there was no time for it", style="red")
+                    failed = True
+                    steps.skip(1)
+                    continue
             if ends:
                 digest = inputs.digest(notebook.stem)
-            if asked.published and ends and set(ends) == {"no time"}:
+            if asked.published and set(ends) == {"no time"}:
                 report.console.print(f"{notebook.stem} shows the recorded rows: there was no time for its own")
                 own = {"source": "recorded"}
             well = not set(ends) & ({"failed"} if asked.published else {"failed", "no time"})
