@@ -1,8 +1,9 @@
 """How the time for measuring is shared among the studies of a command or a notebook.
 
-Notebooks come in the order of need: where time is short, those that do not fit are left out. Of the others, each gets up to SLOWER times what it needs, since a machine may be slower than the reference, or busy. The rest is
-shared by weight, and buys further cells and blocks. Needs come from plans and recorded rows alone, so that a command
-and the notebooks it runs share alike.
+Notebooks come in the order of need: where time is short, those that do not fit are left out. Each study of the others
+gets up to SLOWER times what it needs, since a machine may be slower than the reference, or busy. The rest is shared by
+weight, and buys further cells and blocks. Needs come from plans and recorded rows alone, so that a command and the
+notebooks it runs share alike.
 """
 
 import math
@@ -45,7 +46,7 @@ def of_notebooks(
 
 def _place(name: str) -> int:
     """Where a notebook, or that of a study, stands in the order of need."""
-    return list(registry.NOTEBOOKS).index(registry.notebook_of(name)) if registry.notebook_of(name) else len(registry.NOTEBOOKS)
+    return [*registry.NOTEBOOKS, ""].index(registry.notebook_of(name))
 
 
 def of_notebook(notebook: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> list[tuple[str, str, float]]:
