@@ -77,7 +77,7 @@ def half_of_a_first_study(part):
 
 def disturbed(part):
     """Another program computed beside every process."""
-    return replace(part, rows=part.rows.assign(disturbed=True, busy=0.5))
+    return replace(part, rows=part.rows.assign(disturbed=True, disturbed_by="load"))
 
 
 SETS = {
