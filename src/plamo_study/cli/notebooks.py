@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from llama_meter import journal, paths
+from llama_meter.cells import Gate
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
@@ -176,7 +177,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             if asked.published and set(ends) == {"no time"}:
                 report.console.print(f"{notebook.stem} shows the recorded rows: there was no time for its own")
                 own = {"source": "recorded"}
-            well = not set(ends) & ({"failed"} if asked.published else {"failed", "no time"})
+            well = not set(ends) & ({"failed"} if asked.published else {"failed", "in part", "no time"})
             digest = "" if asked.force or not well else digest  # the next call reports this too
             failed |= not well
         if notebook is notebooks[0]:
@@ -210,8 +211,10 @@ def _varied(study: str, asked: Sweep) -> Sweep:
 
 def _measure(
     need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep, is_all: bool = False
-) -> Literal["well", "no time", "failed"]:
+) -> Literal["well", "in part", "no time", "failed"]:
     """Measure one study at its scale within its share of the minutes, and return how that ended.
+
+    "in part": a file was measured, and the finding lacks rows.
 
     What keeps it from being measured is said, and the next study goes on; StudyError where it `is_all` that was asked.
     """
@@ -234,7 +237,9 @@ def _measure(
         return "failed"
     if asked.json:
         report.rows(summary)
-    return "well" if summary.well else "failed"
+    if summary.well or summary.unexpected or summary.unseen:
+        return "well" if summary.well else "failed"
+    return "in part" if any(row.cell.files and not isinstance(row.cell, Gate) for row in summary.rows) else "no time"
 
 
 def as_recorded(notebook: str, scale: str) -> dict[str, str]:
