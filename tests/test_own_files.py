@@ -111,7 +111,8 @@ def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, mo
             try:
                 shown(cell.source, room)
             except StudyError as error:
-                assert "nothing was measured" in error.why, f"{name}, cell {number}"
+                if "nothing was measured" not in error.why:
+                    raise
                 return  # recorded rows without this file, or none in their first half
             except Exception as error:
                 error.add_note(f"{name}, cell {number}")
