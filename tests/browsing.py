@@ -79,7 +79,7 @@ class Visit:
         """
         assert self.page.evaluate("document.documentElement.scrollWidth") == self.width
         assert self.page.evaluate("[...document.images].every(image => image.alt.trim())")
-        assert not self.complaints
+        assert not self.complaints, self.complaints
         assert [request for request in self.requests if request != self.shared] == [self.url]
 
     def __exit__(self, *_):

@@ -115,3 +115,17 @@ def test_papermill_alone_refuses_too_and_measures_nothing(tmp_path):
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, env=environment)
     assert "StudyError: n_chunk -1" in done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_files_given_are_measured_and_a_parameter_that_a_notebook_lacks_is_named(capsys):
+    cells = [
+        "",
+        'source: str = "recorded"\nfiles: str = ""',
+        '# Parameters\nfiles = "a.gguf"\nscal = "mini"',
+        "check()",
+    ]
+    room = {"source": "recorded", "files": "a.gguf", "In": cells, "check": parameters.check}
+    exec("check(source=source)", room)
+    assert room["source"] == "live"
+    assert "scal" in capsys.readouterr().out
+    assert parameters.unknown(cells[:2]) == []

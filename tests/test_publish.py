@@ -23,7 +23,7 @@ from plamo_study.publish import executed as executed_notebook, exporter
 from plamo_study.publish.executed import AUTHORS
 from plamo_study.publish.pages import publish
 from plamo_study.run import runs
-from plamo_study.show import evidence, png, theme
+from plamo_study.show import charts, evidence, png, theme
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 
@@ -84,12 +84,12 @@ def studies(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
 def test_every_study_becomes_a_page_that_is_legible_on_a_telephone_and_on_a_desk(studies, notebook, browser):
-    charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
+    count = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
     with Visit(browser, studies[notebook], NARROW) as visit:
         for width in (NARROW, WIDE):
             visit.widen(width)
             visit.unfold()
-            visit.wait_for_charts(charts)
+            visit.wait_for_charts(count)
             visit.is_legible()
             visit.is_well()
 
@@ -122,6 +122,23 @@ def test_no_text_of_a_crowded_chart_is_cut_on_a_telephone_or_runs_into_another(d
         visit.wait_for_charts(1)
         visit.is_legible()
         visit.is_well()
+
+
+@pytest.mark.long
+def test_a_log_scale_on_a_plot_as_narrow_as_its_padding_is_drawn_without_complaint(tmp_path, browser):
+    rows = {"value": [1.0, 10, 100], "low": [0.9, 9, 90], "high": [1.1, 11, 110], "model": "a"}
+    data = pd.DataFrame(rows | {"what": ["i" * n for n in (160, 161, 162)]})
+    specs = [
+        charts.dots(data, "what", "T", log="x").configure_axisY(labelLimit=limit).properties(description="x").to_dict()
+        for limit in range(250, 345)  # one of them leaves the plot its padding's width, whatever the fonts
+    ]
+    shown = [nbformat.v4.new_output("display_data", {VEGALITE: spec}) for spec in specs]
+    cells = [nbformat.v4.new_code_cell("1", outputs=[each], execution_count=1) for each in shown]
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A"), *cells]), tmp_path / "a.ipynb")
+    (page,) = publish([tmp_path / "a.ipynb"], tmp_path / "site").paths
+    with Visit(browser, page, NARROW) as visit:
+        visit.page.locator(".drawing[role=img] svg").nth(len(specs) - 1).wait_for(state="attached", timeout=120_000)
+        assert not visit.complaints, visit.complaints
 
 
 def test_without_javascript_the_pictures_stand(site, browser):
@@ -288,7 +305,8 @@ def test_a_hosted_site_takes_the_library_that_it_was_published_with_and_no_other
         page.wait_for_selector(".drawing[role=img] svg")
         with (tmp_path / "vega.js").open("a") as file:
             file.write("window.another = true;")
-        complaints = []
+        page.close()
+        page, complaints = browser.new_page(), []  # a new visitor: whoever was here within the second is told 304
         page.on("console", lambda message: complaints.append(message.text))
         page.goto(f"http://127.0.0.1:{server.server_port}/b.html")
         page.wait_for_load_state("load")

@@ -53,7 +53,7 @@ cli_models.app.command("quality")(cli_quality.quality)
 app.command("probe")(cli_server.probe)
 app.command("publish")(cli_publishing.publish)
 
-MINUTES, AT_MOST = 3.0, 15.0  # for measuring all studies at mini, and for what their findings need alone
+MINUTES, AT_MOST = 3.0, 6.0  # for measuring all studies at mini, and for what their findings need alone
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from llama_meter import journal, paths
+from llama_meter.cells import Gate
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
@@ -163,12 +164,19 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             steps.skip(len(needs[notebook.stem]))
         else:
             ends = [_measure(need, asked, steps, varied, len(every) == 1) for need in needs[notebook.stem]]
+            if is_live and shares[notebook.stem] == budget.LEFT_OUT:
+                ends = ["no time"]
+                if not asked.published:
+                    report.console.print(f"{notebook.stem} is left out: there was no time for it", style="red")
+                    failed = True
+                    steps.skip(1)
+                    continue
             if ends:
                 digest = inputs.digest(notebook.stem)
-            if asked.published and ends and set(ends) == {"no time"}:
+            if asked.published and set(ends) == {"no time"}:
                 report.console.print(f"{notebook.stem} shows the recorded rows: there was no time for its own")
                 own = {"source": "recorded"}
-            well = not set(ends) & ({"failed"} if asked.published else {"failed", "no time"})
+            well = not set(ends) & ({"failed"} if asked.published else {"failed", "in part", "no time"})
             digest = "" if asked.force or not well else digest  # the next call reports this too
             failed |= not well
         if notebook is notebooks[0]:
@@ -202,8 +210,10 @@ def _varied(study: str, asked: Sweep) -> Sweep:
 
 def _measure(
     need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep, is_all: bool = False
-) -> Literal["well", "no time", "failed"]:
+) -> Literal["well", "in part", "no time", "failed"]:
     """Measure one study at its scale within its share of the minutes, and return how that ended.
+
+    "in part": a file was measured, and the finding lacks rows.
 
     What keeps it from being measured is said, and the next study goes on; StudyError where it `is_all` that was asked.
     """
@@ -226,7 +236,9 @@ def _measure(
         return "failed"
     if asked.json:
         report.rows(summary)
-    return "well" if summary.well else "failed"
+    if summary.well or summary.unexpected or summary.unseen:
+        return "well" if summary.well else "failed"
+    return "in part" if any(row.cell.files and not isinstance(row.cell, Gate) for row in summary.rows) else "no time"
 
 
 def as_recorded(notebook: str, scale: str) -> dict[str, str]:

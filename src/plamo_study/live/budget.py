@@ -1,8 +1,9 @@
 """How the time for measuring is shared among the studies of a command or a notebook.
 
-Each gets up to SLOWER times what it needs, since a machine may be slower than the reference, or busy. The rest is
-shared by weight, and buys further cells and blocks. Needs come from plans and recorded rows alone, so that a command
-and the notebooks it runs share alike.
+Notebooks come in the order of need: where time is short, those that do not fit are left out. Each study of the others
+gets up to SLOWER times what it needs, since a machine may be slower than the reference, or busy. The rest is shared by
+weight, and buys further cells and blocks. Needs come from plans and recorded rows alone, so that a command and the
+notebooks it runs share alike.
 """
 
 import math
@@ -26,14 +27,32 @@ Asked = tuple[str, str, Sweep]  # a study, the scale that it is measured at, and
 def of_notebooks(
     names: Iterable[str], scale: str, minutes: float, sweeps: Mapping[str, Sweep] | None = None
 ) -> dict[str, float]:
-    """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit. `sweeps`: what a user asks."""
+    """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit. `sweeps`: what a user asks.
+
+    LEFT_OUT: there is no time for it. The first notebook in the order of need that measures is never left out.
+    """
     asked = {name: _asked(name, scale, (sweeps or {}).get(name, NOTHING)) for name in names}
-    shares = _shares([study for own in asked.values() for study in own], minutes) if minutes else {}
-    return {name: sum(shares.get(study, 0.0) for study in own) for name, own in asked.items()}
+    if not minutes:
+        return dict.fromkeys(asked, 0.0)
+    fit, left = dict[str, list[Asked]](), minutes
+    for name in sorted(asked, key=_place):
+        need = sum(_need(*study) for study in asked[name] if not _whole(*study[:2]) or len(asked[name]) == 1)
+        if asked[name] and (not fit or need <= left):
+            fit[name], left = asked[name], left - need
+    shares = _shares([study for own in fit.values() for study in own], minutes)
+    given = {name: sum(shares.get(study, 0.0) for study in own) for name, own in fit.items()}
+    return {name: (given.get(name) or LEFT_OUT) if own else 0.0 for name, own in asked.items()}
+
+
+def _place(name: str) -> int:
+    """Where a notebook, or that of a study, stands in the order of need."""
+    return [*registry.NOTEBOOKS, ""].index(registry.notebook_of(name))
 
 
 def of_notebook(notebook: str, scale: str, minutes: float, sweep: Sweep = NOTHING) -> list[tuple[str, str, float]]:
-    """What to measure for a notebook: study, scale, and minutes (0: what its plan takes)."""
+    """What to measure for a notebook: study, scale, and minutes (0: what its plan takes); LEFT_OUT: nothing."""
+    if minutes == LEFT_OUT:
+        return []
     asked = _asked(notebook, scale, sweep)
     studies = [(name, at, of_study(name, scale, minutes, sweep)) for name, at, _ in asked]
     return [study for study in studies if study[2] != LEFT_OUT]

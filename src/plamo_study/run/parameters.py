@@ -108,9 +108,34 @@ def typed(**values: Any) -> dict[str, Any]:
 
 
 def check(**values: Any) -> None:
-    """Check a notebook's parameters as `typed` does, and give those that were text their values in the notebook."""
+    """Check a notebook's parameters as `typed` does, and give those that were text their values in the notebook.
+
+    Files given are measured: their source is live. A parameter that papermill was given and the notebook does not have
+    is said.
+    """
+    room = sys._getframe(1).f_globals
     converted = typed(**values)
-    sys._getframe(1).f_globals.update({name: value for name, value in converted.items() if value is not values[name]})
+    if room.get("files") and "source" in converted:
+        converted["source"] = "live"
+    room.update({name: value for name, value in converted.items() if value is not values[name]})
+    for name in unknown(room.get("In", ())) if "source" in values else ():
+        print(f"-p {name}: this notebook has no such parameter, so nothing changes")
+
+
+def unknown(cells: Sequence[str]) -> list[str]:
+    """Return the names that papermill's cell sets and the cell before it, which declares the parameters, does not."""
+    injected = next((at for at, cell in enumerate(cells) if at and cell.startswith("# Parameters\n")), 0)
+    if not injected:
+        return []
+    own, given = (
+        [
+            node.id
+            for node in ast.walk(ast.parse(cell))
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        ]
+        for cell in cells[injected - 1 : injected + 1]
+    )
+    return [name for name in given if name not in own]
 
 
 KINDS = (bool, int, float, str, list, dict, list[bool], list[int], list[float], list[str])

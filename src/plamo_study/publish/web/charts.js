@@ -70,6 +70,9 @@ function broken(guide, letters, more) {
 
 // Of a compiled chart, in every panel: columns of legends, titles and labels of axes on lines that fit.
 function fitted(part, how) {
+  for (const scale of part.scales || []) {
+    if (how.narrow && scale.type === "log") delete scale.padding; // a plot no wider than it ends at infinity
+  }
   for (const legend of part.legends || []) {
     if (how.columns) legend.columns = how.columns;
     if (how.entries) broken(legend, how.entries, {});

@@ -1,0 +1,121 @@
+"""Pages of files of a user's own: one, two types of a model, two models, a study without time, all disturbed."""
+
+from dataclasses import replace
+
+import msgspec
+import nbformat
+import pandas as pd
+import pytest
+from test_notebooks import shown
+
+from llama_meter import paths
+from llama_meter.errors import StudyError
+from llama_meter.models import synthetic
+from plamo_study import measurements
+from plamo_study.live import collect
+from plamo_study.read.frame import frame
+from plamo_study.read.recording import read
+from plamo_study.run import parameters
+from plamo_study.show import theme
+
+HYBRID, ATTENTION = "plamo-2-1b", "plamo-3-nict-2b"
+PAGES = [
+    path.stem
+    for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))
+    if "files" in parameters.declared(path) and path.stem != "14-methods"
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(theme, "enable", lambda: None)
+    measurements.recording.cache_clear()
+    yield
+    measurements.recording.cache_clear()
+
+
+def as_given(study):
+    """Recorded rows of a study as if two files had been given: the engine as released, and no invented model."""
+    part = read(study, "recorded", "shape") or read(study, "recorded", "mini")
+    rows = part.rows.assign(model=part.rows.model.str.rstrip("*"))
+    rows = rows[rows.model.isin(["", HYBRID, ATTENTION]) & rows.build.isin(["stock", ""])]
+    usual = rows[rows.model.ne("")].groupby("model").dtype.agg(lambda types: types.mode().iloc[0])
+    rows = rows[rows.model.eq("") | (rows.dtype == rows.model.map(usual))].reset_index(drop=True)
+    names = {name.rstrip("*"): fact for name, fact in part.facts.items()}
+    return replace(part, rows=rows, facts=part.facts | names, source="live")
+
+
+def of_models(*models):
+    """Rows of files of these models, and those without a file."""
+    return lambda part: replace(part, rows=part.rows[part.rows.model.isin(["", *models])].reset_index(drop=True))
+
+
+def two_types(part):
+    """The first model's file beside one of another type, with the same times."""
+    part = of_models(HYBRID)(part)
+    again = part.rows[part.rows.model.ne("")]
+    again = again.assign(dtype="Q4_K_M", key=again.key + "+", fact=again.fact + "+")
+    facts = {f"{fact}+": part.facts[fact] for fact in part.rows.fact.unique() if fact in part.facts}
+    return replace(part, rows=pd.concat([part.rows, again], ignore_index=True), facts=part.facts | facts)
+
+
+def only_the_first_study():
+    """Nothing of any study but a page's first one."""
+    first = []
+
+    def of(part):
+        first.append(part.study)
+        return part if part.study == first[0] else replace(part, rows=frame([], {}), facts={}, lacks="no time")
+
+    return of
+
+
+def half_of_a_first_study(part):
+    """The time was up in the middle of the first round."""
+    rows = part.rows[part.rows.block == part.rows.block.min()]
+    return replace(part, rows=rows.head(len(rows) // 2).reset_index(drop=True))
+
+
+def disturbed(part):
+    """Another program computed beside every process."""
+    return replace(part, rows=part.rows.assign(disturbed=True, disturbed_by="load"))
+
+
+SETS = {
+    "one file": lambda: of_models(HYBRID), "one attention file": lambda: of_models(ATTENTION),
+    "two types of a model": lambda: two_types, "two models of a type": lambda: of_models(HYBRID, ATTENTION),
+    "no time for a second study": only_the_first_study, "no time for a second half": lambda: half_of_a_first_study,
+    "all disturbed": lambda: disturbed,
+}  # fmt: skip
+
+
+OPEN = {  # a page's cells that need more rows than there are, and two that ask for the facts of a second type
+    ("04-quantization", "no time for a second half"),
+    ("02-roofline", "two types of a model"),
+    ("16-two-files", "two types of a model"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changed", SETS)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, monkeypatch, request):
+    if (name, changed) in OPEN:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="open"))
+    change = SETS[changed]()
+    monkeypatch.setattr(collect, "collect", lambda study, *_: change(as_given(study)))
+    own = [str(synthetic.make(model, "mini", "Q8_0")) for model in (HYBRID, ATTENTION)]
+    room = {}
+    for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4).cells):
+        if cell.cell_type == "code":
+            try:
+                shown(cell.source, room)
+            except StudyError as error:
+                if "nothing was measured" not in error.why:
+                    raise
+                return  # recorded rows without this file, or none in their first half
+            except Exception as error:
+                error.add_note(f"{name}, cell {number}")
+                raise
+            room |= {"files": msgspec.json.encode(own).decode()} if number == 1 else {}
+    assert room["source"] == "live"
