@@ -18,7 +18,7 @@ if set(here) & set(" \t'\"\\$$`:;"):
 endef
 export FITS
 
-.PHONY: study lint test check whole lab notebooks lock clean
+.PHONY: study lint test check whole lab notebooks manifest lock clean
 
 study: $(READY)
 	@for file in $(FILES); do set -- "$$@" --file "$$file"; done; \
@@ -82,9 +82,11 @@ endif
 notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
-lock: # needs uv; environment.yml follows
+manifest: $(READY) # after rows or prose changed on purpose; its diff says what a test saw
+	$(BIN)/python tests/test_committed.py
+
+lock: # needs uv; environment.yml is kept by hand, and a test compares it
 	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra server --extra fleet --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
-	$(PYTHON) tools/conda.py
 
 clean:
 	rm -rf .venv reports

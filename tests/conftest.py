@@ -20,8 +20,8 @@ from llama_meter.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
 LONGEST = (
-    "test_guests", "test_cli", "test_publish", "test_live", "test_types", "test_alone", "test_quantize", "test_night",
-    "test_doors", "test_probe", "test_engines", "test_fleet", "test_darwin_sweeps", "test_oracle",
+    "test_cli", "test_publish", "test_live", "test_types", "test_alone", "test_quantize", "test_night",
+    "test_doors", "test_probe", "test_engines", "test_darwin_sweeps", "test_oracle",
     "test_children",
     "test_foreign_names", "test_scheduling", "test_machines", "test_mlx_beside", "test_replicas", "test_watch",
     "test_trace",

@@ -1,6 +1,5 @@
 """The batching law says what facts say, and what the engine does."""
 
-import law
 import msgspec
 import pytest
 from built import measured
@@ -60,12 +59,6 @@ def test_a_build_meets_the_defects_it_does_not_correct():
     assert law_check.defects(hybrid, {}) == Engine()
     assert law_check.defects(hybrid, {"corrects": ["D2"]}) == Engine(mixes_tokens=False)
     assert law_check.defects(attention, {}) == CORRECT
-
-
-@pytest.mark.whole
-def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
-    assert law.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
-    assert law.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)
 
 
 @pytest.mark.whole

@@ -12,14 +12,13 @@ import nbformat
 import psutil
 import pytest
 from conftest import HYBRID, mini, mini_file
-from crosscheck import ceilings as side_by_side, llama_bench
 from misbehaving import as_llama_server
 
 from llama_meter import children
 from llama_meter.cells import Replicas, Shipment
 from llama_meter.engine import builds, note
 from llama_meter.errors import StudyError
-from llama_meter.measure import plan, quantizing
+from llama_meter.measure import quantizing
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models.recipes import Recipe
@@ -101,7 +100,6 @@ ENTRIES = {
     "a sender": shipment,
     "the quantizer": quantized,
     "the server of the bindings": served_by_python,
-    "NumPy's BLAS": lambda _: side_by_side._blas("", plan.change(plan.ceilings("mini", False, (1,))[1], n_rows=64), 1),
     "pip": downloaded,
     "the bindings, to see whether a build loads": lambda _: builds._check_loads(builds.installed_libraries()),
     "notebooks": notebooks,
@@ -132,8 +130,6 @@ STANDS = "#!{python}\nimport os, sys\nopen({log!r}, 'a').write(os.getcwd() + '\\
 TOOLS = {
     "a server": (lambda tool: Setup("llama-server", mini_file(), binary=tool), "sys.exit(3)"),
     "a server's version": (lambda tool: concurrency._version(tool, dict(os.environ)), ""),
-    "llama-bench and the like": (lambda tool: llama_bench.ran([str(tool.absolute())]), ""),
-    "likwid-bench": (side_by_side._version, ""),
 }
 
 

@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -55,11 +54,6 @@ def run_few(root, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=everything, check=False, timeout=580)
 
 
-def tool(name):
-    """The command that runs a script of tools/."""
-    return (sys.executable, str(paths.ROOT / f"tools/{name}.py"))
-
-
 def run(root, *arguments, command=COMMAND, **environment):
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
     return subprocess.run(
@@ -76,7 +70,6 @@ WRONG = (
     (("run", "06", "-p", "n_chunk", "-1"), "n_chunk -1"),
     (("run", "01", "--source", "recorded", "-p", "source", "live"), "-p source live"),
     (("run", "01", "-p", "minutes", "nan"), "minutes nan"),
-    (("run", "01", "--divide"), "--hosts"),
     (("study", "--minutes", "nan"), "--minutes"),
     (("measure", "01-phase-asymmetry", "--minutes", "0.001"), "01-phase-asymmetry in 0.001 minutes"),
     (("run", "01", "--engine", "/nowhere"), "libllama"),
@@ -92,8 +85,6 @@ WRONG = (
     (("models", "check", "nowhere.gguf"), "nowhere.gguf"),
     (("models", "quantize", "nowhere.gguf"), "names no recipe"),
     (("publish",), "no executed notebook"),
-    (("rows", "add", "nowhere.rows.gz"), "nowhere.rows.gz"),
-    (("rows", "pack", "--place", "nowhere"), "no rows to pack"),
     (("frobnicate",), "No such command"),
 )
 EACH = """
@@ -168,10 +159,6 @@ ENDING = {  # every command, with arguments that bring it to an end within some 
     "engine test": ["nothing"],
     "engine server": ["nothing"],
     "engine list": [],
-    "rows pack": [],
-    "rows add": ["nowhere.rows.gz"],
-    "rows remove": ["nowhere"],
-    "rows list": [],
     "server build": ["nothing"],
     "server start": ["nowhere.gguf"],
 }
@@ -236,32 +223,6 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("train", ("plamo-2-1b",), "training: needs torch and tokenizers"),
-        ("train", (), "Missing argument"),
-        ("servers", ("soak", "--rate", "1", "--minutes", "1", "--hold", "60"), "give more --minutes"),
-        ("selfcheck", ("--scale", "huge"), "scale 'huge'"),
-    ],
-)
-def test_a_tool_beside_the_package_says_what_it_lacks(root, name, arguments, message):
-    if "torch" in message and find_spec("torch"):
-        pytest.skip("PyTorch is here")
-    done = run(root, *arguments, command=tool(name))
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.whole
-def test_selfcheck_reports_its_costs(root):
-    done = run(root, "--json", command=tool("selfcheck"))
-    assert done.returncode in (0, 1), done.stderr  # 1: too slow, which a busy machine may be
-    found = {check["name"]: check for check in json.loads(done.stdout)}
-    assert {"outside llama_decode", "worker start-up", "journal, synced appends", "journal, reading"} == found.keys()
-    assert all(Path(root).name not in check["measured"] for check in found.values())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
     ("broken", "arguments", "message"),
     [("", ("models", "make"), "cannot be written"),
      ("plamo-2-1b.mini.F16.gguf", ("measure", "01-phase-asymmetry"), "plamo-2-1b.mini.F16.gguf")],
@@ -280,20 +241,6 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
     done = run(tmp_path, *arguments)
     assert (done.returncode, message in done.stderr, "mend:" in done.stderr) == (2, True, True), done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.whole
-@pytest.mark.timeout(600)
-def test_the_batching_law_holds_on_a_small_grid(root):
-    small = (
-        "from plamo_study.plans import batching_law as grid\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
-    )
-    code = f"{small}import sys; sys.path.insert(0, {tool('law')[1].removesuffix('law.py')!r})\n"
-    code += "import law, typer\nlaw.PROMPT = 16\nlaw.guarded(lambda: typer.run(law.law))"
-    asked = ("--seed", "3", "--n", "1", "--n-batch", "512")
-    done = run(root, *asked, command=(sys.executable, "-c", code))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "predicted" in done.stdout
 
 
 @pytest.fixture(scope="module")

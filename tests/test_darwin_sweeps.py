@@ -8,16 +8,12 @@ from dataclasses import replace
 import psutil
 import pytest
 from conftest import mini, mini_file
-from misbehaving import as_llama_server
 
-from llama_meter import journal, packs
 from llama_meter.cells import Decode, MatMul, Prefill, Read, Replicas, Service, Serving, Shipment
 from llama_meter.measure import process, runner, watch
 from llama_meter.measure.plan import Plan, change
 from llama_meter.measure.worker import Job
-from llama_meter.serve import server
 from plamo_study.live import conduct
-from plamo_study.plans.registry import STUDIES
 
 pytestmark = pytest.mark.timeout(300)
 LIMIT_S = 60.0  # of a cell
@@ -58,28 +54,6 @@ def swept(planned, tmp_path):
     assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     assert {row.cell for row in found} == {*planned.cells, planned.anchor}
     return found, path
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("study", ["07-replicas", "09-disaggregation", "11-serving"])
-def test_a_study_of_several_processes_ends_with_a_right_row_for_every_cell(study, one_core, tmp_path, monkeypatch):
-    if study == "11-serving":  # not built here: a stand-in answers
-        monkeypatch.setenv(server.NAMED, str(as_llama_server(tmp_path)))
-    planned = small(study)
-    kinds = {type(cell) for cell in planned.cells}
-    assert kinds >= {"07": {Replicas}, "09": {Shipment, Service}, "11": {Serving}}[study[:2]]
-    found, path = swept(planned, tmp_path)
-    assert [(row.failure.why, row.cell) for row in found if row.status != "ok"] == [], [row.failure for row in found]
-    assert [row.checks for row in found if row.valid is False] == []
-    facts = {fact.what: fact.data for fact in journal.read(path) if hasattr(fact, "what")}
-    assert (facts["machine"]["chip"], facts["system"]["macos_build"]) == ("Apple M4 Pro", "24G90")
-    for row in found:
-        assert row.conditions.thermal == "nominal"
-        assert row.conditions.timed.waited_ns is None, "nothing counts it there"
-        assert row.key not in watch.causes([row]) or watch.causes([row])[row.key] == watch.OTHERS
-    records = {path.stem: journal.read(path)}
-    made = packs.packed(found[0].machine, records, STUDIES)
-    assert (made.rows, made.left_out) == (len(found), {}), "what a Mac measures can be packed"
 
 
 def test_a_system_that_tells_nothing_of_children_gives_rows_all_the_same(one_core, tmp_path, monkeypatch):

@@ -16,12 +16,11 @@ import pytest
 from conftest import mini_file
 from test_cli import in_one_process
 
-from llama_meter import disk, packs, paths
+from llama_meter import disk, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import result_file
-from llama_meter.models.finding import Finding
 from llama_meter.rows import Row
-from plamo_study.cli import report_models, rows as cli_rows, terminal
+from plamo_study.cli import terminal
 from plamo_study.cli.terminal import Grid, Terminal
 from plamo_study.publish.pages import publish
 
@@ -37,7 +36,6 @@ FEW_TOKENS = ("--n-prompt", "16", "--n-gen", "2")
 OUTPUTS = {  # every command that is told where to write
     "check": ("models", "check", MODEL, "--no-gate", "--repair"),
     "quantize": ("models", "quantize", MODEL, "--type", "Q8_0", "--out"),
-    "pack": ("rows", "pack", "--place", "reference"),
     "probe": ("probe", "http://127.0.0.1:9", "--html"),
 }
 KINDS = ("fifo", "folder", "to fifo", "to nothing", "old", *(["null", "to null"] if os.geteuid() == 0 else []))
@@ -93,7 +91,6 @@ NO_WRITING = (  # asked in a project that nobody may write to
     ("run", "00", "--source", "recorded"),
     ("models", "make"),
     ("measure", "01-phase-asymmetry"),
-    ("rows", "pack", "--place", "reference"),
 )
 
 
@@ -211,9 +208,6 @@ LONG = "x" * 300
 DEEP = "[" * 100_000
 NEW = ("--type", "Q8_0", "--out", "new.gguf")
 BAD_INPUT = {
-    "hosts nested": (("run", "01", "--hosts", "hosts.toml"), "bytes, more than"),
-    "hosts without end": (("run", "01", "--hosts", "/dev/zero"), "no regular file"),
-    "hosts in a pipe": (("run", "01", "--hosts", "fifo"), "no regular file"),
     "text without end": (("models", "quality", "/dev/zero"), "no regular file"),
     "text in a pipe": (("models", "quality", "fifo"), "no regular file"),
     "short text": (("models", "quality", "short.txt"), "one chunk takes"),
@@ -221,14 +215,10 @@ BAD_INPUT = {
     "long name of a file": (("models", "check", LONG), "File name too long"),
     "long name of an output": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", LONG), "File name too long"),
     "long name of a notebook": (("run", f"{LONG}.ipynb", "--source", "recorded"), "File name too long"),
-    "long name of hosts": (("run", "01", "--hosts", LONG), "File name too long"),
-    "pack in a pipe": (("rows", "add", "fifo"), "no regular file"),
-    "pack without end": (("rows", "add", "/dev/zero"), "no regular file"),
     "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no regular file"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
     "output without a name": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", ""), "names no file"),
-    "pack without a name": (("rows", "pack", "", "--place", "reference"), "names no file"),
     "repair without a name": (("models", "check", MODEL, "--repair", ""), "names no file"),
     "source without a name": (("models", "quantize", "", "--type", "Q8_0"), "is a folder"),
     "address without an end": (("probe", "http://[::1"), "no http or https address"),
@@ -313,25 +303,6 @@ def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatc
 # ------------------------------------------------------------------ widths, encodings, closed streams
 
 
-@pytest.fixture(scope="module")
-def known_machines():
-    """Every machine with rows here; reading them all takes a second."""
-    return list(packs.machines())
-
-
-@pytest.mark.case(11)
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, known_machines, monkeypatch, capsys):
-    monkeypatch.setattr(packs, "machines", lambda: known_machines)
-    monkeypatch.setenv("COLUMNS", str(width))
-    cli_rows.list_machines()
-    report_models.findings(Path("own.gguf"), [Finding("blocking", "cut-short", "is cut short", "fetch it again")])
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= width
-    words = {machine for _, machine, _, _ in known_machines} | {"cut-short"}
-    assert words <= set(said.replace("│", " ").split())
-
-
 @pytest.mark.case(11)
 def test_columns_that_leave_are_named_with_the_width_that_shows_them(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
@@ -397,14 +368,3 @@ def test_a_reader_that_stops_reading_and_a_full_output_are_no_traceback():
     for command in ("| head -c 10", "> /dev/full"):
         done = cli("rows", "list", command=command)
         assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.case(11)
-def test_the_beginning_of_an_id_names_its_machine_where_no_other_begins_so(monkeypatch):
-    known = ["aaaa000000000001", "aaaa000000000002", "bbbb000000000001"]
-    monkeypatch.setattr(packs, "machines", lambda: [("others", machine, {}, []) for machine in known])
-    assert packs.identified("bbbb") == known[2]
-    assert packs.identified(known[0]) == known[0]
-    for start, said in (("aaaa", "or aaaa000000000002"), ("bb", "no machine's id"), ("../b", "no machine's id")):
-        with pytest.raises(StudyError, match=said):
-            packs.identified(start)

@@ -103,6 +103,27 @@ def test_a_gate_at_depth_passes_a_right_engine_and_sees_a_fault_that_begins_late
     assert gated_here(usual).valid, "a gate of 72 tokens does not go there"
 
 
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_whole_logits_alone_see_a_fault_that_every_part_allows(model, monkeypatch):
+    """In each part it is smaller than rounding may be. It grows from part to part, which rounding does not."""
+
+    class Drifting(Oracle):
+        def mixed(self, layer, x, at=None):
+            return super().mixed(layer, x, at) * np.float32(0.993)
+
+        def fed(self, layer, x, at=None):
+            return super().fed(layer, x, at) * np.float32(1.007)
+
+    cell = mini("gate", model, type_k="f32", type_v="f32", flash_attn="off", **GATE)
+    assert gated_here(cell).valid
+    monkeypatch.setattr(forward, "Oracle", Drifting)
+    wrong = gated_here(cell)
+    assert {name for name, value in wrong.checks.items() if value is False} >= {"prefill_agrees", "decode_agrees"}
+    assert wrong.checks["parts_agrees"]
+    assert wrong.checks["watched_agrees"]
+    assert wrong.valid is False
+
+
 def test_rows_know_to_which_depth_their_file_was_judged_and_say_how_many_go_further():
     rows = recording("05-context").rows
     deep = rows[(rows.workload == "depth") & (rows.model == HYBRID) & (rows.build == "stock")]

@@ -67,4 +67,3 @@ def test_the_planted_defects_are_noticed_by_the_page_s_own_questions(recorded):
 def test_all_that_is_asked_is_small_whatever_the_scale():
     with pytest.raises(StudyError, match="small"):
         plans.builds("shape")
-    assert {cell.dtype for cell in plans.speeds("mini").cells} == set(plans.TYPES)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import transposed
 from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFReader
 
@@ -163,27 +162,3 @@ def test_on_a_gpu_f32_may_be_off_by_what_tf32_rounds_and_the_same_is_wrong_on_a_
     with_nine_columns, alone = 8.9e-4, 2e-6  # of Mamba on an H200
     assert tolerance("slots", alone) < with_nine_columns < tolerance("slots", alone, gpu=True)
     assert tolerance("slots", alone, "Q8_0", gpu=True) == tolerance("slots", alone, "Q8_0")
-
-
-@pytest.mark.parametrize("heads", [1, 2, 64])
-def test_cuda_takes_values_beside_queries_and_keys_for_transposed_where_there_are_three_tokens(heads):
-    size, wide = 4, 128
-    for tokens in range(1, 65):
-        shape, strides = (tokens, wide, heads, 1), (3 * wide * heads * size, size, 3 * wide * size)
-        assert transposed.is_taken(shape, strides, size) == (tokens == 3)
-
-
-def test_its_kernel_reads_a_true_transposition_rightly_and_others_not():
-    tokens, wide, heads = 3, 4, 2
-    values = np.arange(tokens * wide * heads * 3, dtype=np.float32).reshape(tokens, heads, 3, wide)
-    alone = np.ascontiguousarray(values[:, :, 2])
-    right = alone.transpose(1, 2, 0).ravel()
-    assert (transposed.misread(alone.ravel(), (tokens, wide, heads)) == right).all()
-    beside = values.ravel()[2 * wide :][: right.size]
-    assert (transposed.misread(beside, (tokens, wide, heads)) != right).mean() > 0.8
-
-
-def test_the_mistake_on_a_cpu_is_as_far_off_as_the_row_of_the_gpu(generator, tmp_path):
-    two, three = transposed.cut(architectures.write(transposed.MODEL, tmp_path), (2, 3))
-    assert two == (2, pytest.approx(0, abs=1e-6), 0)
-    assert three[1] == pytest.approx(transposed.on_gpu(), rel=1e-4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from crosscheck.selfcheck import example_row
+from examples import example_row
 
 from llama_meter import disk
 from llama_meter.errors import StudyError

@@ -1,6 +1,5 @@
 """Notebook 12 quotes: what executed notebooks found, collected in one file, and Amdahl's law on it."""
 
-import json
 import tomllib
 
 import nbformat
@@ -24,7 +23,7 @@ NAMED += [(each["key"], *each[side]) for each in LEVERS["lever"] for side in ("r
 
 @pytest.mark.parametrize(("lever", "notebook", "pattern"), NAMED)
 def test_every_question_that_a_lever_rests_on_is_asked_by_the_notebook_it_names(lever, notebook, pattern):
-    assert len(collected.asked(collected.read(), notebook, pattern))
+    assert len(collected.asked(collected.collect(paths.NOTEBOOKS), notebook, pattern))
 
 
 def notebook(*outputs, title="# Is tea hot?"):
@@ -62,8 +61,6 @@ def test_findings_and_answers_of_every_executed_notebook_are_collected_with_thei
     (line,) = collected.asked(known, "01-tea", "^is TEA hot").to_dict("records")
     assert (line["of"], line["value"], line["low"], line["high"], line["answer"]) == ("tea", 2.0, 2.0, 2.0, "yes")
     assert (line["asked"], line["why"]) == ("above 1.5", "a tongue burns")
-    assert collected.quoted(known, "01-tea", r"takes (\S+) s") == ("1,024.5",)
-    assert json.loads(collected.written(known)) == known
 
 
 @pytest.mark.parametrize(
@@ -82,8 +79,6 @@ def test_a_question_and_a_finding_that_are_not_there_are_named_with_those_that_a
         collected.asked(known, "01-tea", "cold")
     with pytest.raises(StudyError, match="05-gone does not ask it; it asks: nothing"):
         collected.asked(known, "05-gone", "hot")
-    with pytest.raises(StudyError, match=r"(?s)'coffee'.*it says: tea takes"):
-        collected.quoted(known, "01-tea", "coffee")
 
 
 def test_only_pages_that_show_the_source_asked_for_are_collected(known, tmp_path):
@@ -92,12 +87,12 @@ def test_only_pages_that_show_the_source_asked_for_are_collected(known, tmp_path
 
 def page(monkeypatch, known):
     """Notebook 12's names after it ran on these findings."""
-    monkeypatch.setattr(collected, "read", lambda: known)
+    monkeypatch.setattr(collected, "collect", lambda *_: known)
     return executed(collected.GUIDE)
 
 
 def test_levers_whose_notebooks_were_not_executed_are_absent_from_the_page(monkeypatch):
-    known = collected.read()
+    known = collected.collect(paths.NOTEBOOKS)
     assert len(page(monkeypatch, known)["gains"])
     without = {name: said for name, said in known.items() if name[:2] != "04"}
     assert not page(monkeypatch, without)["gains"].lever.str.startswith("weights").any()
@@ -105,7 +100,7 @@ def test_levers_whose_notebooks_were_not_executed_are_absent_from_the_page(monke
 
 
 def test_a_request_gains_as_amdahl_says_and_more_of_what_it_spends_its_time_on(monkeypatch):
-    room = page(monkeypatch, collected.read())
+    room = page(monkeypatch, collected.collect(paths.NOTEBOOKS))
     for line in room["gains"].itertuples():
         assert line.value == pytest.approx(1 / (line.r / line.a["value"] + (1 - line.r) / line.b["value"]))
         assert min(line.a["low"], line.b["low"]) <= line.low <= line.value <= line.high

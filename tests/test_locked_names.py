@@ -5,7 +5,6 @@ import tarfile
 from functools import cache
 
 import pytest
-import transposed
 from darwin import ENGINE
 
 from llama_meter.engine import builds, library
@@ -110,13 +109,3 @@ def test_an_assertion_is_found_as_the_engine_prints_it():
     printed = said("ggml/include/ggml.h", r'#define GGML_ASSERT\(x\) if \(!\(x\)\) GGML_ABORT\("(.*?)"')
     assert process.ASSERT.search(f"/x/ggml.c:3: {printed % 'n_tokens > 0'}")
     assert 'getenv("GGML_NO_BACKTRACE")' in sources()["ggml/src/ggml.c"]
-
-
-def test_the_copy_that_is_planted_on_a_cpu_is_taken_where_cuda_takes_it():
-    asked = said("ggml-cuda/cpy.cu", r"const bool can_be_transposed = ([^;]*);")
-    size = r"\(int64_t\)ggml_element_size\(src0\)"
-    assert re.fullmatch(rf"nb01 == {size} &&\s+src0->ne\[3\] == 1 && nb02 == ne00 \* ne01 \* {size}", asked)
-    named = said(
-        "src/models/minimax-01.cpp", r"ggml_cont\(ctx0, ggml_permute\(ctx0, Vcur, 1, 2, 0, 3\)\);\s+cb\((\w+),"
-    )
-    assert named == transposed.VALUES

@@ -1,16 +1,13 @@
 """Notebook 13: several machines side by side, what one says about another, and the names that pages give them."""
 
-import shutil
-
 import pandas as pd
 import pytest
 
-from llama_meter import journal, packs, paths
+from llama_meter import journal, paths
 from llama_meter.errors import StudyError
-from llama_meter.journal import LOCAL, OTHERS, REFERENCE
+from llama_meter.journal import REFERENCE
 from llama_meter.stats import Estimate
 from plamo_study.laws import machines
-from plamo_study.plans import registry
 from plamo_study.read import processors
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
@@ -64,26 +61,6 @@ def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(stu
     assert set(machines.machines(studies, found)["machine"]) == set(found["machine"])
     told = machines.pairs(found)
     assert (told["known"] != told["asked"]).all()
-
-
-def test_a_pack_that_is_tracked_is_recorded_and_one_that_is_not_is_live_only(tmp_path, monkeypatch):
-    source = paths.MEASURED / REFERENCE
-    monkeypatch.setattr(paths, "MEASURED", tmp_path / "measured")
-    for place, study in ((REFERENCE, "05-context.shape.jsonl"), (LOCAL, "01-phase-asymmetry.shape.jsonl")):
-        (paths.MEASURED / place).mkdir(parents=True)
-        shutil.copy(source / study, paths.MEASURED / place)
-    made = packs.pack(LOCAL, registry.STUDIES)
-    path = tmp_path / f"{made.machine}{packs.SUFFIX}"
-    path.write_bytes(made.data)
-    shutil.rmtree(paths.MEASURED / LOCAL)
-
-    def seen(how):
-        return {rows["machine"].iloc[0] for _, rows, _ in machines.recordings(how, "shape")}
-
-    packs.add(path, registry.STUDIES)
-    assert made.machine in seen("live") - seen("recorded")
-    packs.add(path, registry.STUDIES, OTHERS)
-    assert made.machine in seen("recorded")
 
 
 def test_what_cannot_be_shown_is_refused_with_what_to_do(monkeypatch, tmp_path):

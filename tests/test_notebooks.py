@@ -19,7 +19,7 @@ from plamo_study.show import theme
 from plamo_study.show.tables import Table
 
 NAMES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
-DOCUMENTS = ("README.md", "docs/USING.md", "docs/CONTRIBUTING.md", "docs/FINDINGS.md")
+DOCUMENTS = ("README.md", "docs/USING.md", "docs/CONTRIBUTING.md")
 ROOT = typer.main.get_command(main.app)
 TARGETS = set(re.findall(r"^([a-z]+):", (paths.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 AGAIN = ("04-quantization", "04b-quality")

@@ -12,8 +12,7 @@ import misbehaving
 import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
-from test_cli import in_one_process, run, tool
-from trials import probed as runs
+from test_cli import in_one_process
 from typer.testing import CliRunner
 
 from llama_meter import http, paths
@@ -26,8 +25,6 @@ from llama_meter.serve.meeting import Ask
 from llama_meter.serve.phase import Seen
 from llama_meter.serve.server import Setup
 from plamo_study.cli import main
-from plamo_study.laws import serving
-from plamo_study.read import results
 
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
 
@@ -193,38 +190,6 @@ def test_a_real_server_takes_no_key_and_no_option_from_who_starts_it(monkeypatch
         prompt, target = client.Prompt("0", "word " * 200, 4), Target(running.url)
         answer = client.over(target, lambda web: client.ask(web, target, prompt))
     assert (answer.failure, answer.n_gen) == ("", 4)
-
-
-@needs_llama
-def test_probed_servers_are_counted_by_what_is_known_of_them_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    said = []
-    servers = [runs.Known(HYBRID), runs.Known(ATTENTION), runs.Known("no-architecture")]
-    found = runs.run(servers, tmp_path, "local", said.append)
-    assert [(each.truth, each.verdict) for each in found.servers] == [("wrong", "wrong"), ("right", "right")]
-    assert "left out" in said[-1]
-    assert results.probed("local").servers == found.servers
-    assert results.probed("reference") is None
-
-
-def test_the_tool_that_probes_known_servers_says_what_it_lacks(tmp_path):
-    done = run(tmp_path, "--most", "1", command=tool("probed"), LLAMA_SERVER="/nowhere")
-    assert (done.returncode, "is no program" in done.stderr) == (2, True), done.stderr
-
-
-def test_what_is_known_of_servers_comes_from_the_batching_law_and_errors_have_exact_intervals():
-    servers = list(runs.known())
-    assert len(servers) >= 40
-    wrong = {(each.build, each.slots > 1) for each in servers if each.truth() == "wrong"}
-    assert wrong == {("stock", True)}
-    assert all(each.model in (HYBRID, "plamo2-dense") for each in servers if each.truth() == "wrong")
-    told = {name: 0 for name in results.Probed.__struct_fields__} | {"truth": "right", "verdict": "right"}
-    right_ones = [results.Probed(**told)] * 9 + [results.Probed(**told | {"verdict": "wrong"})]
-    counted = serving.confusion([*right_ones, results.Probed(**told | {"truth": "wrong", "verdict": "cannot tell"})])
-    alarms, misses = counted.errors
-    assert (alarms.value, round(alarms.low, 4), round(alarms.high, 3)) == (0.1, 0.0025, 0.445)
-    assert (misses.value, misses.n) == (0.0, 1)
-    assert counted["cannot tell"].tolist() == [0, 1]
 
 
 # ------------------------------------------------------------------ answers that no server gives

@@ -1,6 +1,5 @@
 """Quality of quantized files: llama-perplexity's figures, chunk by chunk, and what is said of them."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from crosscheck import perplexity as crosscheck_perplexity
 
 from llama_meter import paths
 from llama_meter.cells import Quality
@@ -18,7 +16,6 @@ from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing, texts
-from llama_meter.measure.plan import change
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
@@ -29,7 +26,6 @@ from plamo_study.stats import clustered
 
 WORKLOAD = "llama_meter.workloads.quality"
 
-TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
 CHUNK, CHUNKS = 64, 6
 NAN = float("nan")
 
@@ -396,14 +392,3 @@ def test_files_that_do_not_fit_together_are_held_against_the_reference_in_groups
 
 
 # ---------------------------------------------------------------- llama-perplexity
-
-
-@pytest.mark.skipif(not TOOL, reason="PLAMO_STUDY_LLAMA_PERPLEXITY names no llama-perplexity")
-def test_our_figures_are_llama_perplexitys(folder, tmp_path):
-    path = tmp_path / "text.py"
-    path.write_bytes(b"".join(Path(module.__file__).read_bytes() for module in (texts, quantizing, plan_quality, np)))
-    asked = change(cell(path, "Q8_0", "Q2_K"), n_ctx=512, n_chunks=3)
-    compared = crosscheck_perplexity.compare(asked, reference(folder), Path(TOOL))
-    assert [figure for figure in compared.figures if not figure.agrees] == []
-    assert len(compared.figures) == 1 + 2 * 8
-    assert compared.logits_bytes > 3 * 255 * 2 * 512

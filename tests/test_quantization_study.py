@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from crosscheck.selfcheck import example_row
 from darwin import ENGINE as APPLE
+from examples import example_row
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 

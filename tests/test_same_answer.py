@@ -2,7 +2,7 @@
 
 import msgspec
 import nbformat
-from crosscheck.selfcheck import example_row
+from examples import example_row
 
 from llama_meter import paths
 from llama_meter.measure.runner import Summary

@@ -293,7 +293,7 @@ def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_gi
     seen = observed.of_rows(rows)
     queueing.predictions(seen, taken("mini"))
     assert next(asked) > 80
-    assert made == [], "python tools/simulated.py"
+    assert made == []
 
 
 def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):

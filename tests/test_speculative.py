@@ -11,7 +11,6 @@ import pytest
 from built import longer
 from conftest import ATTENTION, HYBRID, mini_file
 from scipy import special
-from trials import drafts as served
 
 from llama_meter import cells
 from llama_meter.cells import TERMS, Speculate
@@ -23,7 +22,6 @@ from llama_meter.measure.process import work
 from llama_meter.measure.tolerance import TOLERANCE
 from llama_meter.measure.worker import Job
 from llama_meter.models import synthetic
-from llama_meter.serve import server
 from llama_meter.workloads import drafters, speculation, speculative
 from plamo_study.laws import drafting
 from plamo_study.plans import speculative as plan
@@ -294,16 +292,6 @@ def test_several_sequences_cost_what_each_of_them_takes_back_and_nothing_where_t
     assert drafting.round_seconds(process, at).tolist() == pytest.approx([2 + n_seq * 0.75, 2])
     process["how"] = drafting.NATIVE
     assert drafting.round_seconds(process, at).tolist() == [np.median(seconds)] * 2
-
-
-@pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
-@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_llama_server_accepts_the_drafts_that_our_loop_accepts(model):
-    cell = next(c for c in served._cells(1) if c.model == model and c.drafter == "model")
-    ours, theirs = served._ours(cell, 0), served._served(cell, 0)
-    assert theirs.tokens == cell.repetitions * (cell.n_gen - 1)
-    assert ours.plain > 0
-    assert theirs.accepted / theirs.drafted == pytest.approx(ours.accepted / ours.drafted, abs=0.1)
 
 
 def test_an_error_that_rounding_does_not_explain_is_no_near_tie():

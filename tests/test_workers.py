@@ -12,11 +12,13 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from llama_meter.cells import Decode
-from llama_meter.measure import process
+from llama_meter.engine.library import capture_log
+from llama_meter.engine.session import Session
+from llama_meter.measure import process, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import registry, synthetic
-from llama_meter.workloads import phases
+from llama_meter.workloads import context, phases
 
 
 def outcome(cell, path=None, limit_s=60.0):
@@ -97,7 +99,7 @@ def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path
 
 FAMILY = """
 import subprocess, sys, time
-from llama_meter.workloads import phases
+from llama_meter.workloads import context, phases
 from llama_meter.cells import Decode
 from llama_meter.rows import Measured
 
@@ -122,6 +124,44 @@ def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch, n_gen, status
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+WAIT_S = 0.02  # far longer than a call at mini, so that a clock that is a tenth short misses more than it may
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields", "warm"),
+    [("prefill", {"repetitions": 3}, 0), ("decode", {"n_gen": 6}, 0), ("overhead", {"n_gen": 6}, 0),
+     ("depth", {"n_prompt": 64, "n_ubatch": 32, "n_gen": 4, "flash_attn": "on"}, context.WARM_STEPS)],
+)  # fmt: skip
+def test_a_time_is_no_shorter_than_its_calls_and_no_longer_than_what_surrounds_them(
+    workload, fields, warm, monkeypatch
+):
+    """By another clock, around calls that wait: whatever the machine, an honest time lies between the two."""
+    right, timed, calls, parts = Session._run, watch.timed, [], []
+
+    def waiting(self, n_tokens):
+        start = time.monotonic_ns()
+        right(self, n_tokens)
+        time.sleep(WAIT_S)
+        calls.append(time.monotonic_ns() - start)
+
+    @contextmanager
+    def recorded():
+        first = len(calls)
+        with timed():
+            yield
+        parts.append(calls[first:])
+
+    capture_log([])
+    monkeypatch.setattr(watch, "_parts", [])
+    monkeypatch.setattr(watch, "timed", recorded)
+    monkeypatch.setattr(Session, "_run", waiting)
+    cell = mini(workload, **fields)
+    job = cell, mini_file(), lambda stage: None
+    measured = context.run(*job) if workload == "depth" else phases.run(*job[:2], 0, job[2])
+    least = sum(sum(part[warm if len(part) > 1 else 0 :]) for part in parts)
+    assert 0 < least <= sum(map(sum, measured.samples_ns)) <= watch.collected().wall_ns
 
 
 @pytest.mark.parametrize(("layers", "untimed"), [(0, []), (-1, [24, 24])])

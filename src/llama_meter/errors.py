@@ -2,8 +2,6 @@
 
 import errno
 import os
-from functools import cache
-from importlib.util import find_spec
 
 MORE_MEMORY = "close other programs or raise the limit with `ulimit`, then give the same command"
 LACKS_MEMORY = (  # in the words of Python, of Rust, of the C library, of the loader, of C++ and of ggml
@@ -54,25 +52,9 @@ class NotJudgedError(StudyError):
     """A sound file that is for something else than writing text: nothing is measured with it, and nothing is wrong."""
 
 
-def offer(study: str, meter: str = "") -> str:
-    """A command that whoever sees an error has: the study's, or `meter`, the instrument's own where it is alone.
-
-    Without `meter` only the study can do it, and who has the instrument alone is told so.
-    """
-    if has_study():
-        return f"plamo-study {study}"
-    return f"python -m llama_meter {meter}" if meter else f"install the study beside this, then plamo-study {study}"
-
-
 def offer_check(file: object) -> str:
     """The command that says what is wrong with a model file."""
-    return offer(f"models check {file}", f"judge {file}")
-
-
-@cache
-def has_study() -> bool:
-    """Whether the study is installed, whose commands do more than the instrument's."""
-    return find_spec("plamo_study") is not None
+    return f"plamo-study models check {file}"
 
 
 def of_system(error: OSError) -> StudyError | None:

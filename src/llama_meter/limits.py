@@ -1,6 +1,7 @@
 """Numbers that measuring and analysis must agree on, below both of them."""
 
 BACKENDS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # -> prefix of ggml's names of its devices
+DEEP_POSITIONS = 32  # of a long prompt and the steps after it that the oracle judges
 FIRST_TOKEN = 5  # the lowest ordinary token id; lower ids are special tokens
 DRIFT_LIMIT = 0.10  # a block that drifts further is measured again, and is used only where no block is steadier
 RIGHT = ("valid", "consistent")  # verdicts of numbers that count: by the oracle, or by the engine against itself
@@ -9,7 +10,7 @@ ROUNDINGS = 3  # a replayed sequence is wrong beyond this multiple of its record
 # Limits beyond which a row is marked as disturbed, set from 48 processes at shape on two cores, engine threads spinning
 # on both. Alone, they waited for 0.010 to 0.015 of a CPU, and others took 0.004 to 0.008 of the machine; beside other
 # work they waited for 0.10 to 1.1, and others took 0.05 to 0.54. Involuntary context switches tell them apart less
-# well: 60 to 110 a second against 145 to 260. selfcheck --disturb holds the limits against planted disturbances.
+# well: 60 to 110 a second against 145 to 260. They were held against planted disturbances at commit 53f8ee5.
 OTHERS_LIMIT = 0.05  # of the machine's CPUs, taken by other processes or other guests
 WAITED_LIMIT = 0.05  # of a CPU: the worker's threads ready to run, and none free
 LOAD_LIMIT = 0.5  # of rows without evidence: runnable threads beyond the journal's own, over the minute before

@@ -204,6 +204,6 @@ def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, repli
       contain the path of the folder that they were compiled in, a new one with every build. Of libraries from any
       other folder nobody knows the sources, so their hash stays in.
 
-    What is left out is a fact too, `system`, which rows name. `identity.renewed` finds rows from before.
+    What is left out is a fact too, `system`, which rows name.
     """
     return content_id([study, canonical(cell), model, engine, machine, replicate, *others])

@@ -137,7 +137,9 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
 
 
 def measured_added(study: str, asked: bool = True, scale: str = "shape", board: str = "") -> pd.DataFrame:
-    """The rows of a study from machines that `rows add` filed, as a frame like `measurements`; empty if not `asked`.
+    """The rows of a study from the machines in data/measured/others, as a frame like `measurements`.
+
+    Empty if not `asked`.
 
     `board`: only those of the first machine that has this GPU, tracked ones first.
 

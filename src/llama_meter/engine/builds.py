@@ -26,7 +26,7 @@ from typing import Any
 
 from llama_meter import children, paths
 from llama_meter.engine import note, structures
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 
 PACKAGE = "llama-cpp-python"
 LOCK = "requirements.lock"
@@ -53,7 +53,7 @@ OPTIONS = (
     "USE_PREBUILT_UI", "OPENSSL",
 )  # fmt: skip
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
-MISSING = offer("engine list")
+MISSING = "plamo-study engine list"
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
 # How a build is made, not what it is.
 ASIDE = ("patches", "tests", "models", "target", "libraries", "packages", "sha256")
@@ -112,7 +112,7 @@ def pin(release: str) -> bool:
     if release in releases():
         return False
     if not re.fullmatch(r"\d+(\.\d+)+", release):
-        raise StudyError(f"release {release!r}", "is no version", offer("engine add 0.3.36"))
+        raise StudyError(f"release {release!r}", "is no version", "plamo-study engine add 0.3.36")
     with room(partial := folder("pinned.partial")):
         _download(f"{PACKAGE}=={release}\n", partial)
         (fetched,) = partial.glob("*.tar.gz")
@@ -173,7 +173,7 @@ def is_pinned(libraries: Path) -> bool:
 def program(name: str) -> Path:
     """The program of a build; StudyError when it was not built here, or for another engine."""
     if not _is_current(name):
-        raise StudyError(name, "not built here, or for another engine", offer(f"engine build {name}"))
+        raise StudyError(name, "not built here, or for another engine", f"plamo-study engine build {name}")
     return folder(name) / str(definition(name)["program"])
 
 
@@ -187,7 +187,7 @@ def resolve(name_or_folder: str) -> Path:
         if not _is_current(name_or_folder):
             raise StudyError(
                 f"engine {name_or_folder}", "not built here, or from other patches or another engine",
-                offer(f"engine build {name_or_folder}"),
+                f"plamo-study engine build {name_or_folder}",
             )  # fmt: skip
     if not any(path.glob("libllama.*")):
         raise StudyError(

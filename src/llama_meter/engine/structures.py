@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llama_meter import children
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 
 STRUCTURES = ("llama_batch", "llama_model_params", "llama_context_params", "llama_model_quantize_params")
 Layout = dict[str, list[tuple[str, int, int]]]  # of each structure (field, offset, size) in bytes, then ("", 0, size)
@@ -56,7 +56,7 @@ def of_headers(asked: Layout, headers: Sequence[Path], compiler: str) -> Layout:
     return {name: [(field, *next(numbers)) for field, _, _ in fields] for name, fields in asked.items()}  # type: ignore[misc]
 
 
-MEND = f"this release cannot be measured through its own bindings: choose another of {offer('engine list')}"
+MEND = "this release cannot be measured through its own bindings: choose another of plamo-study engine list"
 
 
 def check(folder: Path, headers: Sequence[Path], compiler: str) -> None:

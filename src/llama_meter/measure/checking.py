@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from llama_meter.errors import MORE_MEMORY, offer, says_memory
+from llama_meter.errors import MORE_MEMORY, says_memory
 from llama_meter.measure import machine
 from llama_meter.measure.process import Outcome, work
 from llama_meter.models.check import inspect
@@ -22,7 +22,7 @@ WORKER = "llama_meter.measure.gate_worker"
 N_PROMPT, N_STEPS = 16, 4  # tokens prefilled, and decoded one by one after them
 TIME_S, BYTES_PER_S = 30.0, 50e6  # time limit: start and arithmetic, and reading the file from a slow disk
 MEMORY = 1 << 30  # bytes beside the weights, which may be mapped and repacked: twice the file
-OTHER = offer("models list") + " names files that are known to work"
+OTHER = "plamo-study models list" + " names files that are known to work"
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.measure import machine
 from llama_meter.measure.asked import Sweep
 from llama_meter.models import given, recipes, registry
@@ -268,7 +268,7 @@ def model_file(cell: Cell) -> Path:
 def check_scale(scale: str) -> None:
     """StudyError unless studies run at this scale."""
     if scale not in DTYPE:
-        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(DTYPE)}", offer("run --scale mini"))
+        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(DTYPE)}", "plamo-study run --scale mini")
 
 
 def check_cell(cell: Cell) -> None:

@@ -111,7 +111,7 @@ def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limi
     outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
     if outcome.failure:
         why = f"ended badly ({outcome.status} in {outcome.failure})"
-        raise StudyError(f"the worker of {cell.workload}", why, "python tools/selfcheck.py --scale mini")
+        raise StudyError(f"the worker of {cell.workload}", why, "plamo-study measure 00-gates --scale mini")
     return outcome.measured
 
 

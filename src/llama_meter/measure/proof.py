@@ -15,7 +15,7 @@ from llama_meter.cells import Calls, Gate, Isolation, OnModel, Replay
 from llama_meter.engine import library
 from llama_meter.engine.nodes import PartSums
 from llama_meter.engine.session import Session
-from llama_meter.limits import BACKENDS, FIRST_TOKEN, backend
+from llama_meter.limits import BACKENDS, DEEP_POSITIONS, FIRST_TOKEN, backend
 from llama_meter.measure import sessions
 from llama_meter.measure.tolerance import attention_tolerance, part_tolerance, tolerance
 from llama_meter.oracle.compare import agreement, relative_error
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import Judged
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
-DEEP_POSITIONS = 32  # of a long prompt and the steps after it that the oracle judges
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
 CONSISTENT_SEQUENCES, CONSISTENT_PIECE = 3, 7  # of a gate without an oracle: slots, and tokens of a piece
 PROBE_TOKENS = 32  # evaluated alone, split in several ways, beside a replay: the size of rounding

@@ -15,13 +15,12 @@ from pathlib import Path
 import msgspec
 
 from llama_meter.cells import Cell, File, Gate, OnEngine
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.journal import Journal, latest_rows, read
 from llama_meter.limits import DRIFT_LIMIT
 from llama_meter.measure import machine, watch
 from llama_meter.measure.bench import ANY, Bench, Elsewhere
 from llama_meter.measure.durations import Durations, at_once, least_blocks, needed_gates
-from llama_meter.measure.identity import renewed
 from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import TimeUpError
 from llama_meter.measure.tasks import REPEAT, Task, Tasks, together
@@ -146,7 +145,7 @@ def sweep(
     """
     if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
         why = "runs the engine, and its rows are those of one machine"
-        raise StudyError(plan.study, why, offer(f"run {plan.study[:2]} --hosts FILE"))
+        raise StudyError(plan.study, why, "measure it here")
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside], elsewhere)
         if minutes:
@@ -196,9 +195,7 @@ class _Sweep:
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
         self.elsewhere = elsewhere
         self.bench, self.asked = Bench(plan, journal, beside, elsewhere), Tasks(plan, beside)
-        self.done = {
-            row.key: row for row in latest_rows(renewed(journal.records)) if row.status == "ok" or not retry_failed
-        }
+        self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
         self.refused: dict[tuple[File, str], Row] = {}  # failed gates, by file and build
@@ -489,7 +486,7 @@ def _passed_elsewhere(journal: Journal) -> dict[str, tuple[Row, Fact | None]]:
         with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
             records += read(beside) if beside != journal.path else []
     systems = {record.id: record for record in records if isinstance(record, Fact) and record.what == "system"}
-    rows = latest_rows(renewed(records))
+    rows = latest_rows(records)
     passed = [row for row in rows if isinstance(row.cell, Gate) and row.valid and not row.anchor]
     return {
         row_key(ANY, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others): (

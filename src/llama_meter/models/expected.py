@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from llama_meter.errors import offer
 from llama_meter.models import registry
 from llama_meter.models.finding import AGAIN, Finding, block, listed, printable
 from llama_meter.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
@@ -18,7 +17,7 @@ MAX_LAYERS = 512  # llama-hparams.h, LLAMA_MAX_LAYERS
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
 MAX_WIDTH = 1 << 20  # of any layer; the widest PLaMo has 32,768
 SIZES_KNOWN = {"head-count-array", "rope-dimensions"}  # blocking, but the tensor sizes are still known
-REPAIR = offer("models check FILE --repair OUT", "judge FILE --repair OUT")
+REPAIR = "plamo-study models check FILE --repair OUT"
 HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
 
 

@@ -5,13 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llama_meter.disk import plain
-from llama_meter.errors import has_study
 
 Severity = Literal["blocking", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("blocking", "warning", "note")
 AGAIN = "fetch or convert the file again"
-if has_study():
-    AGAIN += ": plamo-study models fetch NAME, plamo-study models convert FOLDER OUT"
 SHOWN = 4  # names listed before the rest is only counted
 
 

@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_meter.errors import StudyError, has_study
+from llama_meter.errors import StudyError
 from llama_meter.models.finding import listed, printable
 
 LOOKED_AT = 4096  # first bytes of a file
 REST = "fetch the rest with `curl -L -C - -o FILE URL`, which goes on where the file ends, or fetch it again"
-ANOTHER = "name a .gguf file" + ("; plamo-study models list shows those here" if has_study() else "")
+ANOTHER = "name a .gguf file; plamo-study models list shows those here"
 FETCH = "fetch it again"
 CONVERT = "make a GGUF of its folder with llama.cpp's convert_hf_to_gguf.py"
 POINTER = re.compile(rb"version https://git-lfs\.\S+\n(?:[^\n]*\n)*?oid sha256:([0-9a-f]{64})\nsize ([0-9]{1,18})\n")

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.paths import MODELS_TOML
 
 SCALES = ("mini", "shape")
@@ -197,7 +197,7 @@ def spec(name: str, scale: str) -> ModelSpec:
     if not at_scale:
         raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
     why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
-    raise StudyError(f"model {name!r}", why, offer("models list"))
+    raise StudyError(f"model {name!r}", why, "plamo-study models list")
 
 
 def check_dtype(dtype: str) -> None:

@@ -5,7 +5,6 @@ Weights are read only in models/check.py.
 
 from collections.abc import Iterator
 
-from llama_meter.errors import offer
 from llama_meter.models.finding import AGAIN, Finding, block, listed, printable
 from llama_meter.models.header import Header, TensorRecord
 from llama_meter.models.mistaken import REST
@@ -14,7 +13,7 @@ from llama_meter.models.tensors import NEWER, stays_f32, unknown_type
 
 NO_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}  # ggml multiplies with none of these
 SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them beside any matrix, the oracle knows none
-KEEP = "quantize again with --keep ssm_out=bf16: " + offer("models quantize")
+KEEP = "quantize again with --keep ssm_out=bf16: " + "plamo-study models quantize"
 
 
 def layout_findings(header: Header) -> list[Finding]:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.models import header as headers, mistaken, roles
 from llama_meter.models.finding import printable
 from llama_meter.models.header import Header, HeaderError, TensorRecord
 from llama_meter.models.registry import ARCHS, ModelSpec
 
-MAKE = offer("models make")
+MAKE = "plamo-study models make"
 OTHER = f"name a PLaMo file, or make one: {MAKE}"
 REMAKE = f"delete the file, then {MAKE}"
 NEWER = "use a file of another type: this one is newer than the locked gguf package"

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llama_meter.errors import offer
 from llama_meter.models.finding import AGAIN, Finding, block, listed
 from llama_meter.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
 from llama_meter.models.vocabulary import DEFAULTS, GGUF_ROLE
@@ -21,7 +20,7 @@ NO_WORDS = ("test", "no_vocab", "none")  # files that llama.cpp's generator of r
 SENTINEL = -1000.0
 LONGEST = 512  # bytes of a token: building the tokenizer takes time cubic in it
 SPECIAL = {f"{GGUF_ROLE.get(role, role)}_token_id": text.encode() for role, text in DEFAULTS.items()}  # key → text
-REPAIR = offer("models check FILE --repair OUT", "judge FILE --repair OUT")
+REPAIR = "plamo-study models check FILE --repair OUT"
 
 
 def tokenizer_findings(header: Header) -> list[Finding]:

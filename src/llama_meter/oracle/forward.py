@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.oracle import layers
 from llama_meter.oracle.weights import Weights
 
@@ -48,9 +48,11 @@ class Oracle:
         self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
-            raise StudyError(str(path), f"architecture {self.arch} is neither plamo2 nor plamo3", offer("models list"))
+            raise StudyError(
+                str(path), f"its architecture is {self.arch}, not plamo2 or plamo3", "plamo-study models list"
+            )
         if self._value("rope.scaling.type", "none") != "none":
-            raise StudyError(str(path), "the oracle knows no rope scaling", offer("models list"))
+            raise StudyError(str(path), "the oracle knows no rope scaling", "plamo-study models list")
         self.n_layer = int(self._value("block_count"))
         self._n_head = self._weights.per_layer(f"{self.arch}.attention.head_count", self.n_layer)
         self._n_head_kv = self._weights.per_layer(f"{self.arch}.attention.head_count_kv", self.n_layer)

@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, GGUFReader
 from gguf.quants import dequantize, quantize
 
-from llama_meter.errors import StudyError, offer, offer_check
+from llama_meter.errors import StudyError, offer_check
 
 CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are dequantised once and kept
 BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and at most this many weights of other tensors
@@ -53,11 +53,11 @@ class Weights:
         self._stepped, self._together = STEPPED.get(rounds_as, ()), TOGETHER.get(rounds_as, ())
         self._stepped_from = stepped_from  # the first token evaluated in a call of at most FEW; None: none is
         if not self.path.is_file():
-            raise StudyError(str(path), "no such file", offer("models make"))
+            raise StudyError(str(path), "no such file", "plamo-study models make")
         try:
             self._reader = GGUFReader(self.path)
         except (ValueError, IndexError, KeyError) as error:
-            raise StudyError(str(path), f"not a readable GGUF ({error})", offer("models make")) from error
+            raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study models make") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
         self._cache: dict[str, np.ndarray] = {}

@@ -17,7 +17,7 @@ import msgspec
 
 from llama_meter import http
 from llama_meter.disk import parsed
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.models.finding import printable
 from llama_meter.serve import client, questions, right
 from llama_meter.serve.client import Allowance, Answer, Prompt, Target
@@ -196,7 +196,7 @@ def _names(models: Sequence[Model]) -> str:
 
 
 def _with_model(target: Target, models: Sequence[Model]) -> str:
-    return offer(command := f"probe {target.url} --model {shlex.quote(printable(models[0].id))}", command)
+    return f"plamo-study probe {target.url} --model {shlex.quote(printable(models[0].id))}"
 
 
 async def _answered(web: http.Client, target: Target) -> tuple[Target, Answer]:

@@ -11,7 +11,7 @@ the server samples, or answers strangers as well, and nothing can be told.
 token's lead over the second (nats, by the log probabilities alone) says whether rounding may have done it
 (`measure/tolerance.py`). A type finer than BF16 moves it less than is allowed there (F16: 0.03). What was rounded in
 earlier layers moves it too: the largest lead that it turned at a server known to be right was 0.012
-(`tools/probed.py`). If most prompts part at near-ties, rounding is a poor explanation: cannot tell.
+(commit 53f8ee5). If most prompts part at near-ties, rounding is a poor explanation: cannot tell.
 
 **Without log probabilities** repetition decides. Rounding chooses between two tokens, so a prompt parts in one way: at
 one character, with one other character there. What depends on neighbours parts in several. Two prompts that part in

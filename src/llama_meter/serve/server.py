@@ -21,7 +21,7 @@ import psutil
 
 from llama_meter import children
 from llama_meter.engine import builds, server_build
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.measure import machine
 from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
@@ -110,12 +110,12 @@ def _settled(setup: Setup) -> Setup:
     if setup.binary or setup.kind != "llama-server":
         return setup
     if not (binary := find()):
-        raise StudyError("llama-server", "not found", f"{offer('server build')}, or set {NAMED} to one")
+        raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
     if server_build.is_ours(binary):
         return replace(setup, binary=binary)
     if setup.libraries not in (None, builds.installed_libraries()):
         why = f"was not built here, so it cannot run on the engine in {setup.libraries}"
-        raise StudyError(str(binary), why, f"{offer('server build')}, and unset {NAMED}")
+        raise StudyError(str(binary), why, f"plamo-study server build, and unset {NAMED}")
     return replace(setup, binary=binary, libraries=None)
 
 

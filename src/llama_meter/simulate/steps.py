@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 
 LEAST = 3  # calls of a kind that a constant is fitted on
 DRAWN = 1 << 16  # residuals that simulations repeat, each starting at its own place
@@ -78,7 +78,7 @@ class StepModel:
     slope: tuple[float, ...]
     factors: dict[str, np.ndarray] = field(repr=False)
     moving: float = 0.0
-    missing: str = offer("measure 10-scheduling")
+    missing: str = "plamo-study measure 10-scheduling"
     waking: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
 
     def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:

@@ -16,7 +16,7 @@ import psutil
 from llama_meter import http
 from llama_meter.cells import Serving, Traffic
 from llama_meter.engine import builds, server_build
-from llama_meter.errors import StudyError, offer
+from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, objectives, questions, server
@@ -86,7 +86,7 @@ def built(setup: Setup, patched: bool = False) -> Setup:
     """The setup with our own build of llama-server, as released or patched; StudyError if it is not built."""
     if not (binary := server_build.built(patched)):
         name, option = ("a patched llama-server", " --patched") if patched else ("our own llama-server", "")
-        raise StudyError(name, "is not here", offer(f"server build{option}"))
+        raise StudyError(name, "is not here", f"plamo-study server build{option}")
     return replace(setup, binary=binary)
 
 

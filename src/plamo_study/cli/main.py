@@ -9,7 +9,6 @@ surroundings.prepare()
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -24,7 +23,6 @@ from plamo_study.cli import (
     publishing as cli_publishing,
     quality as cli_quality,
     report,
-    rows as cli_rows,
     server as cli_server,
 )
 from plamo_study.cli.guard import guarded
@@ -50,7 +48,6 @@ from plamo_study.run import cluster, parameters
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
-app.add_typer(cli_rows.app, name="rows")
 app.add_typer(cli_server.app, name="server")
 cli_models.app.command("quality")(cli_quality.quality)
 app.command("probe")(cli_server.probe)
@@ -126,24 +123,12 @@ def run(
     repair: Repair = False,
     force: Force = False,
     json: Json = False,
-    hosts: Annotated[
-        Path | None,
-        typer.Option(help="measure over SSH on the hosts of this file instead; they can only send rows"),
-    ] = None,
-    divide: Annotated[bool, typer.Option(help="run each study on only one host, whichever is free")] = False,
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
     may_repair(repair)
     use_engine(engine)
-    if divide and not hosts:
-        raise StudyError("--divide", "divides studies among hosts, but no hosts are given", "add --hosts FILE")
-    if hosts and (engine or device != "auto" or force or json or parameter or source or file):
-        why = "measures with the installation on the hosts and executes no notebooks"
-        raise StudyError("--hosts", why, "omit everything except NOTEBOOKS, --scale, --minutes and --divide")
-    if hosts:
-        raise typer.Exit(cli_notebooks.measure_on(hosts, notebooks or [], scale or "mini", minutes or 0, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
     if file:
         values["files"] = _one_of("files", msgspec.json.encode(file).decode(), values) or ""

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ import msgspec
 
 from llama_meter import journal, paths
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine, plan, runner
+from llama_meter.measure import machine, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
 from llama_meter.measure.durations import lasts
 from plamo_study.cli import publishing, report
@@ -22,7 +21,7 @@ from plamo_study.live import at_hand as core, budget, conduct, live
 from plamo_study.plans import registry as studies
 from plamo_study.plans.handover import is_pair
 from plamo_study.plans.your_machine import first_round
-from plamo_study.run import fleet, inputs, parameters, runs
+from plamo_study.run import inputs, parameters, runs
 from plamo_study.run.parameters import VARIED
 
 NOTEBOOK_S = 15.0  # to execute one, about
@@ -248,24 +247,3 @@ def _say_how_long(measuring_s: float, lacking: dict[str, int], limit: float, pac
         "is in the numbers.",
         soft_wrap=True,
     )
-
-
-def measure_on(hosts: Path, notebooks: list[str], scale: str, minutes: float, divide: bool) -> int:
-    """Measure notebooks' studies on other machines; returns the exit code."""
-    plan.check_scale(scale)
-    names = [path.stem for path in runs.find_notebooks(notebooks)]
-    shares = budget.of_notebooks(names, scale, minutes)
-    asked = [fleet.Asked(*need) for name in names for need in budget.of_notebook(name, scale, shares[name])]
-    host_list = fleet.read(hosts)
-    rows: Counter[str] = Counter()
-    outcomes: list[fleet.Outcome] = []
-    total = len(asked) * (1 if divide else len(host_list.host))
-
-    def tell(host: str, new: int) -> None:
-        rows[host] += new
-        report.step(len(outcomes), total, f"{rows[host]} new rows of {host}")
-
-    for outcome in fleet.measure(host_list, asked, divide, tell):
-        outcomes.append(outcome)
-        report.of_host(outcome)
-    return int(any(outcome.wrong for outcome in outcomes))

@@ -30,7 +30,6 @@ from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.live import conduct, live
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
-    from plamo_study.run import fleet
     from plamo_study.run.runs import RunResult
 
 console = Terminal(stderr=True)
@@ -183,13 +182,6 @@ def summary(results: "list[RunResult]") -> bool:
         said = Text.assemble((result.status, style), f" {result.notebook.name} in {result.seconds:.0f} s: {where}")
         console.print(said, soft_wrap=True)
     return any(result.status not in DONE for result in results)
-
-
-def of_host(outcome: "fleet.Outcome") -> None:
-    """What became of a study on another machine."""
-    style, said = ("red", outcome.wrong) if outcome.wrong else ("green", "done")
-    where = f"{outcome.host}: " if outcome.host else ""
-    console.print(f"{where}{outcome.what}: {said}", style=style, soft_wrap=True)
 
 
 def step(done: int, total: int, what: str) -> None:

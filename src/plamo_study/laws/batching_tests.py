@@ -32,7 +32,9 @@ def rounding(rows: pd.DataFrame) -> float:
     errors = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
     if not errors:
         raise StudyError(
-            "rows of the law", "record no rounding error", "delete their journal, then python tools/law.py"
+            "rows of the law",
+            "record no rounding error",
+            "plamo-study measure 03-batching-law",
         )
     return float(max(errors))
 

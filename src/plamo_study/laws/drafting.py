@@ -312,7 +312,7 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
 RECORDED = "08-beside.json"
 OURS, SERVER = "our loop", "llama-server"
 PLAIN, NGRAMS = "nobody", "n-grams of the text"
-MADE_BY = "plamo-study server build, then python tools/servers.py drafts"
+MADE_BY = "commit 53f8ee5 made it"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

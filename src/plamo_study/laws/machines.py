@@ -14,7 +14,6 @@ import pandas as pd
 from llama_meter import journal, paths
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, OTHERS, REFERENCE
-from llama_meter.measure.identity import renewed
 from llama_meter.measure.plan import check_scale
 from plamo_study.arithmetic import every_cell
 from plamo_study.read import processors, recording
@@ -24,7 +23,6 @@ from plamo_study.read.recording import (
     by_machine,
     check_device,
     check_source,
-    guests,
     of_device,
 )
 from plamo_study.read.usable import STOCK
@@ -49,7 +47,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
     studies = [study for study in _of(tracked, scale) if study[0] not in ONE_MACHINE_S]
     if source == "live":
-        studies += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
+        studies += _of([paths.MEASURED / LOCAL], scale, device)
     if not studies:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
     shown = {name: facts[name] for _, rows, facts in studies for name in rows["machine"].unique()}
@@ -63,7 +61,7 @@ def _of(
     folders: list[Any], scale: str, device: str = "auto"
 ) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
     for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
-        records, study = renewed(journal.read(path)), path.name.partition(".")[0]
+        records, study = journal.read(path), path.name.partition(".")[0]
         for rows in by_machine(records).values():
             if own := of_device(rows, device):
                 recorded = recording.of_rows(own, records, study, "recorded", scale)

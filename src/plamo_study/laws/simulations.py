@@ -1,7 +1,7 @@
 """Requests served by a policy on a simulated machine: waits, tokens a second, capacity; simulated once and looked up.
 
 A simulation is named by its whole content: requests, policy, slots, and the step model's numbers to nine digits,
-because a fit differs between processors in the last ones. `tools/simulated.py` makes the file again.
+because a fit differs between processors in the last ones. commit 53f8ee5 made the file.
 """
 
 import csv

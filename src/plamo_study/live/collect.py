@@ -7,7 +7,6 @@ from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, journal_path
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep
-from llama_meter.measure.identity import renewed
 from plamo_study.live import budget, conduct, live
 from plamo_study.plans import registry as studies
 from plamo_study.read import frame
@@ -50,7 +49,7 @@ def collect(
     if summary is None:
         _say(f"*{study} was not measured here: {why}. To measure it, {conduct.MORE}.*")
         return Recording(frame.frame([], {}), {}, study, at, source, lacks=why)
-    records = renewed(journal.read(journal_path(study, at, LOCAL)))
+    records = journal.read(journal_path(study, at, LOCAL))
     return replace(of_rows(summary.rows, records, study, source, at), left_out=summary.left_out)
 
 

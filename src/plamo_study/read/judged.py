@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_meter import journal
 from llama_meter.cells import Gate
 from llama_meter.journal import LOCAL, REFERENCE
-from llama_meter.measure.proof import DEEP_POSITIONS
+from llama_meter.limits import DEEP_POSITIONS
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.rows import Fact, Record, Row
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llama_meter import journal, paths
+from llama_meter import journal
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, OTHERS, REFERENCE, journal_path
 from llama_meter.measure import defects
-from llama_meter.measure.identity import renewed
 from llama_meter.rows import Cell, Record, Row
 from plamo_study.plans import registry
 from plamo_study.read import frame, judged
@@ -108,14 +107,12 @@ def elsewhere(recording: Recording) -> list[Recording]:
 
 
 def added(study: str, scale: str, board: str = "") -> list[Recording]:
-    """The rows of a study that `rows add` filed, a recording for each machine, those that are tracked first.
+    """The rows of a study in data/measured/others, a recording for each machine.
 
     `board`: only those of the first machine that has this GPU.
     """
-    recordings = []
-    for folder in (paths.MEASURED / OTHERS, *guests()):
-        records = renewed(journal.read(folder / f"{study}.{scale}.jsonl"))
-        recordings += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
+    records = journal.read(journal_path(study, scale, OTHERS))
+    recordings = [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
     if board:
         recordings = [recording for recording in recordings if board in _boards(recording)][:1]
     return [replace(recording, rows=as_released(recording.rows)) for recording in recordings]
@@ -124,12 +121,6 @@ def added(study: str, scale: str, board: str = "") -> list[Recording]:
 def _boards(recording: Recording) -> list[str]:
     machines = (recording.facts.get(name, {}) for name in recording.rows["machine"].unique())
     return [gpu["chip"] for machine in machines for gpu in machine.get("gpus", ())]
-
-
-def guests() -> list[Path]:
-    """The folders of machines whose rows `rows add` filed untracked."""
-    places = (REFERENCE, LOCAL, OTHERS)
-    return sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path.name not in places)
 
 
 def machines_of(study: str, scale: str) -> dict[str, dict[str, Any]]:
@@ -157,7 +148,7 @@ def by_machine(records: list[Record]) -> dict[str, list[Row]]:
 
 def _records(study: str, source: str, scale: str) -> list[Record]:
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
-    return renewed(journal.read(path))
+    return journal.read(path)
 
 
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:

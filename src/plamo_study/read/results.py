@@ -16,9 +16,9 @@ from llama_meter.measure import result_file
 HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
 OURS, AIPERF = "our client", "AIPerf"
-SOAKED, CROWDED = "python tools/servers.py soak", "python tools/servers.py crowd"
+SOAKED = CROWDED = "commit 53f8ee5 made it"
 HELD_UP = f"{SOAKED} --minutes 6 --hold 30"
-INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then python tools/servers.py beside aip/bin/aiperf"
+INSTALL = "commit 53f8ee5 made it, with AIPerf"
 CROWD, BESIDE, PROBED = "11-crowd.mini.json", "11-beside.{}.json", "11-probed.json"
 
 
@@ -189,7 +189,7 @@ def beside(place: str, scale: str) -> Beside | None:
 
 def probed(place: str) -> Probings | None:
     """The servers probed at a place; None where there were none."""
-    return result_file.load(place, PROBED, Probings, "python tools/probed.py")
+    return result_file.load(place, PROBED, Probings, "commit 53f8ee5 made it")
 
 
 def load(name: str) -> pd.DataFrame:

@@ -1,13 +1,9 @@
-"""What executed notebooks say: their findings and answered questions, for the pages and documents that quote them.
+"""What executed notebooks say: their findings and answered questions, for the page that quotes them.
 
-    notebooks = collect(paths.NOTEBOOKS)                           # or read(): data/findings.json, as committed
-    asked(notebooks, "04-quantization", "Does it read more than a tenth slower?")
-    quoted(notebooks, "01-phase-asymmetry", r"(.+) reads (\\S+) tokens a second")
-
-A number that a document quotes is computed once, in the notebook that it names.
+notebooks = collect(paths.NOTEBOOKS)
+asked(notebooks, "04-quantization", "Does it read more than a tenth slower?")
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,15 +12,11 @@ from typing import Any
 import nbformat
 import pandas as pd
 
-from llama_meter import paths
-from llama_meter.disk import growing, text
 from llama_meter.errors import StudyError
 from plamo_study.show.evidence import ROWS_KEY
 from plamo_study.show.findings import ANSWERS, FINDINGS, METADATA
 
-FILE = paths.DATA / "findings.json"
 GUIDE = "12-levers"  # which reads this, and so says nothing here
-MEND = "python tools/readme.py"
 COLUMNS = ["question", "of", "figure", "asked", "why", "answer", "value", "low", "high", "notebook"]
 NUMBER = r"-?[\d,]+(?:\.\d+)?(?:e[+-]?\d+)?"
 FIGURE = re.compile(rf"(?P<value>{NUMBER}) \[(?P<low>{NUMBER}), (?P<high>{NUMBER})")
@@ -66,25 +58,6 @@ def _said(notebook: nbformat.NotebookNode) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def written(notebooks: Known) -> str:
-    """The file's text: a finding or a question a line."""
-    return json.dumps(notebooks, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-
-
-def write(notebooks: Known) -> None:
-    """Write FILE."""
-    with growing(FILE) as partial:
-        partial.write_text(written(notebooks), encoding="utf-8")
-
-
-def read() -> dict[str, dict[str, Any]]:
-    """What the committed notebooks say. StudyError where FILE is missing or broken."""
-    try:
-        return dict(json.loads(text(FILE)))
-    except ValueError as error:
-        raise StudyError(str(FILE), f"is no list of findings ({error})", MEND) from None
-
-
 def asked(notebooks: Known, notebook: str, pattern: str) -> pd.DataFrame:
     """The answers to the questions of a notebook that a pattern matches, a line for each of what was asked; COLUMNS.
 
@@ -109,13 +82,3 @@ def _numbers(figure: str) -> dict[str, float]:
         return nothing | {"value": (read["low"] + read["high"]) / 2} | read
     alone = re.match(NUMBER, figure)
     return nothing | ({"value": float(alone[0].replace(",", ""))} if alone else {})
-
-
-def quoted(notebooks: Known, notebook: str, pattern: str) -> tuple[str, ...]:
-    """The groups of a pattern in the first finding of a notebook that it matches. StudyError where none does."""
-    lines = notebooks.get(notebook, {}).get("findings", [])
-    for line in lines:
-        if match := re.search(pattern, line):
-            return match.groups()
-    mend = "say it there, or quote another finding where this one is quoted"
-    raise StudyError(f"finding {pattern!r}", f"{notebook} has none; it says: {'; '.join(lines) or 'nothing'}", mend)

@@ -1,1 +1,0 @@
-"""Long and paired loads of servers, each run once for a page: soak, crowd, other clients, drafts, probed servers."""
