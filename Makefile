@@ -21,7 +21,8 @@ export FITS
 .PHONY: study lint test check whole lab notebooks manifest lock clean
 
 study: $(READY)
-	@for file in $(FILES); do set -- "$$@" --file "$$file"; done; \
+	@path='$(subst ','\'',$(FILES))'; case "$$path" in "~/"*) path="$$HOME/$${path#??}";; esac; \
+	if [ -e "$$path" ]; then set -- --file "$$path"; else for file in $(FILES); do set -- "$$@" --file "$$file"; done; fi; \
 	$(BIN)/plamo-study study $(if $(SCALE),--scale $(SCALE)) $(if $(MINUTES),--minutes $(MINUTES)) "$$@"
 
 lint: $(READY)

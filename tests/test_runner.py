@@ -114,13 +114,14 @@ def test_gates_alone_are_measured_within_a_time(tmp_path, once):
     assert [(row.cell, row.valid) for row in found] == [(gate, True) for gate in asked.gates]
 
 
-def test_gates_anchors_and_repeats_count_against_the_time(tmp_path, monkeypatch, once):
-    asked, path = small_plan(small_plan().cells[:1], blocks=2), tmp_path / "j.jsonl"
-    first = runner.sweep(asked, path)
+def test_disturbed_rows_are_measured_again_by_the_same_command(tmp_path, monkeypatch, once):
+    asked, path = replace(small_plan(small_plan().cells[:1], blocks=2), extra_blocks=1), tmp_path / "j.jsonl"
     monkeypatch.setattr(watch, "disturbed", lambda rows: {row.key for row in rows})
-    monkeypatch.setattr(runner, "at_once", lambda cell: 1)  # else a slow gate, which shares its time, leaves some
-    assert runner.sweep(replace(asked, extra_blocks=2), path, minutes=minutes_of(first)).measured == 0
-    assert runner.sweep(replace(asked, extra_blocks=2), path, minutes=2 * minutes_of(first)).measured > 0
+    monkeypatch.setattr(watch, "wait_until_calm", lambda seconds: True)
+    runner.sweep(asked, path, minutes=1)
+    assert runner.sweep(asked, path, minutes=1).measured > 0
+    monkeypatch.setattr(watch, "disturbed", lambda rows: set())
+    assert runner.sweep(asked, path, minutes=1).measured == 0
 
 
 def test_a_time_too_short_for_the_gates_is_refused_before_anything_runs_and_costs_no_row(tmp_path, once):

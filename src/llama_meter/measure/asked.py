@@ -16,7 +16,7 @@ REALS = {  # bounds, what it is, and some
 }  # fmt: skip
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of keys and of values
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # of keys and of values
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ def sweep(**asked: Any) -> Sweep:
     }  # fmt: skip
     if "draft_file" in values and "files" not in values:
         raise StudyError("draft_file", "drafts for files of yours, and none is given", "name a target with -p files")
-    return Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})
+    asked_for = Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})
+    if asked_for.flash_attn == "off" and asked_for.type_v not in ("", "f32", "f16", "bf16"):
+        why = "needs flash attention, and it is off"
+        raise StudyError(f"type_v {asked_for.type_v}", why, "give -p flash_attn on, or -p type_v f16")
+    return asked_for
 
 
 def _words(value: Any) -> list[str]:

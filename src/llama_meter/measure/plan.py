@@ -212,7 +212,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
-    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
+    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 1, TIME_LIMIT_S[scale], needed=needed, grows=False)
 
 
 def deep_gate(gate: Gate, file: File) -> Gate:

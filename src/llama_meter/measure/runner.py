@@ -128,7 +128,7 @@ def sweep(
     Nothing is measured with a file whose gate failed; the cells of other files are.
 
     Disturbed rows are measured again as further replicates of their block, when the machine is calm again or the sweep
-    ends; blocks that drifted are followed by fresh ones. Together they add at most `plan.extra_blocks` blocks' worth of
+    ends; blocks that drifted are followed by fresh ones. A call adds at most `plan.extra_blocks` blocks' worth of
     rows, apart from starved rows, which get two more attempts each.
 
     Before a timed row a machine that reports thermal pressure is given COOL_S to cool down, but no time that the
@@ -196,6 +196,7 @@ class _Sweep:
         self.elsewhere = elsewhere
         self.bench, self.asked = Bench(plan, journal, beside, elsewhere), Tasks(plan, beside)
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
+        self.before = frozenset(self.done)  # keys of the rows of earlier calls
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
         self.refused: dict[tuple[File, str], Row] = {}  # failed gates, by file and build
@@ -221,7 +222,7 @@ class _Sweep:
         """Measure the needed cells, then others as long as all fit WISHED_BLOCKS times, then more blocks of them.
 
         `most`: seconds in which all of it must end, even if something still lacks. The choice follows from the rows, so
-        repeating the same call measures nothing new. Nothing is repeated until the least blocks are complete.
+        repeating the same call measures disturbed rows only. Nothing is repeated until the least blocks are complete.
         """
         self.limit_s, self.ends_at = most, self.bench.clock.seconds() + most
         self._check_time()
@@ -308,7 +309,8 @@ class _Sweep:
 
     def _again(self, seconds: float = math.inf) -> None:
         """Repeat disturbed rows after a short wait for a calm machine, while less than `seconds` is spent."""
-        if self._spent(self._all()) < seconds and not self.late and (todo := self._repeats()):
+        own = (task for task in self._all() if self.bench.key(task) not in self.before)
+        if self._spent(own) < seconds and not self.late and (todo := self._repeats()):
             self.cools = True
             watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
             self._measure(todo, planned=False)
@@ -429,8 +431,9 @@ class _Sweep:
         return spent_s((self.done[key] for key in keys if key in self.done), self._at_once)
 
     def _budget(self) -> int:
-        """Rows that may still be measured beyond the plan's blocks."""
-        spent = sum(task.replicate >= REPEAT and not task.anchor for task in self._all())
+        """Rows that this call may still measure beyond the plan's blocks."""
+        own = (task for task in self._all() if self.bench.key(task) not in self.before)
+        spent = sum(task.replicate >= REPEAT and not task.anchor for task in own)
         last = max((task.block for task in self.tasks if not task.anchor), default=0)
         return (self.plan.extra_blocks - max(last + 1 - self.plan.blocks, 0)) * self._per_block - spent
 
@@ -447,7 +450,7 @@ class _Sweep:
     def _repeats(self) -> list[Task]:
         """The tasks still to be repeated: disturbed rows within the budget, starved ones always.
 
-        Under a time limit a disturbed row is repeated only once, or the next call would go on.
+        Under a time limit a call repeats a disturbed row only once, and the next call repeats it again.
         """
         once = REPEAT if self.limit_s < math.inf else math.inf
         last = {(task.cell, task.engine, task.block): task for task in self._all() if not task.anchor}
@@ -457,7 +460,7 @@ class _Sweep:
             row = self.done[self.bench.key(task)]
             if row.status == "starved" and task.replicate < STARVED_REPEATS * REPEAT:
                 starved.append(task.repeated)
-            elif row.status != "starved" and row.key in marked and task.replicate < once:
+            elif row.status != "starved" and row.key in marked and (row.key in self.before or task.replicate < once):
                 disturbed.append(task.repeated)
         return starved + disturbed[: max(self._budget(), 0)]
 

@@ -102,6 +102,8 @@ class Bar(live.Listener):
             console.print(f"{self.study}: {said}", style="yellow")
         if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
             self.refuse(row)
+        elif row and (said := live.speed(row)):
+            console.print(said, style="dim", highlight=False)
 
     def refuse(self, row: Row) -> None:
         """Print once what is wrong with a row."""

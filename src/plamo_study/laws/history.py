@@ -58,3 +58,13 @@ def known() -> dict[str, str]:
         right = f"{oracle.answer.eq('right').sum()} of {len(oracle)} PLaMo right"
         lines[str(build)] = f"{right}, {sum(map(safe, hybrids))} of {len(hybrids)} architectures shared safely"
     return lines
+
+
+def may_share(architecture: str, build: str) -> bool | None:
+    """Whether users may share a server of this architecture and build, by the recorded answers; None: not asked.
+
+    `build`: a release's number, or the name of a build.
+    """
+    answers = asked(read(STUDY, SOURCES[0], "mini"))
+    own = answers[(answers.architecture == architecture) & (answers.build == build)]
+    return safe(own) if len(own[own.question.isin(SHARED)]) else None

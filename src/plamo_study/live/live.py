@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from math import nan
+from statistics import median
 from typing import Any, NamedTuple
 
 from llama_meter import journal, paths
-from llama_meter.cells import AnyCell, Gate, OnModel
+from llama_meter.cells import AnyCell, Decode, Gate, OnModel, Prefill
 from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, NotJudgedError, StudyError
 from llama_meter.measure import files, machine, runner
@@ -179,6 +180,16 @@ def _overflows(gate: Gate) -> bool:
     except (OSError, StudyError):
         return False
     return any(tensor.type_name != "BF16" for tensor in tensors if tensor.name.endswith("ssm_out.weight"))
+
+
+def speed(row: Row) -> str:
+    """A row's tokens a second and its verdict, in words; empty for a row that times no prompt and no step."""
+    if row.status != "ok" or row.anchor or not isinstance(row.cell, Prefill | Decode):
+        return ""
+    each = row.cell.n_prompt if isinstance(row.cell, Prefill) else 1
+    taken = median(ns for sample in row.samples_ns for ns in sample) / 1e9
+    judged = {True: "right", False: "wrong", None: "as its first process"}[row.valid]
+    return f"{named(row.cell)}: {each * row.cell.n_seq / taken:,.1f} tokens/s, {judged}"
 
 
 def named(cell: AnyCell) -> str:

@@ -256,7 +256,7 @@ def depths(rows: pd.DataFrame) -> str:
     if of.empty:
         return ""
     further = of[reach(of) > of["judged"]]
-    least = of["judged_how"].iloc[of["judged"].argmin()]
+    least = of["judged_how"].iloc[int(of["judged"].argmin())]
     several = " or more" if of["judged"].nunique() > 1 else ""
     said = f"The oracle judged their files to {least}{several}"
     if further.empty:
