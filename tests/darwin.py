@@ -19,8 +19,10 @@ LACKING = object()
 NOWHERE = Path("/no/such/folder")
 ANSWERS = {  # a MacBook Pro on its charger
     "sysctl -n machdep.cpu.brand_string": "Apple M4 Pro",
+    "sysctl -n hw.nperflevels": "2",
+    "sysctl -n hw.perflevel0.name": "Performance",
     "sysctl -n hw.perflevel0.physicalcpu": "8",
-    "sysctl -n hw.perflevel0.l2cachesize": "16777216",
+    "sysctl -n hw.perflevel1.name": "Efficiency",
     "sysctl -n hw.perflevel1.physicalcpu": "4",
     "sw_vers -buildVersion": "24G90",
     "sysctl -n iogpu.wired_limit_mb": "0",

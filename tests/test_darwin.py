@@ -234,11 +234,32 @@ def test_a_mac_is_asked_for_its_cores_until_it_answers_and_then_no_more(mac, mon
     asked = []
     ask = machine._output
     monkeypatch.setattr(machine, "_output", lambda *command, **how: asked.append(command) or ask(*command, **how))
-    mac.say("sysctl -n hw.perflevel0.physicalcpu", "")
+    mac.say("sysctl -n hw.nperflevels", "")
     assert machine.performance_cores() == os.cpu_count()
+    silent = len(asked)
+    mac.say("sysctl -n hw.nperflevels", "2")
     mac.say("sysctl -n hw.perflevel0.physicalcpu", "6")
+    assert machine.performance_cores() == 6
+    known = len(asked)
     assert [machine.at_once(2, 1) for _ in range(3)] == [3, 3, 3]
-    assert len(asked) == 2
+    assert silent < known == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("levels", "cores", "efficient"),
+    [
+        ([("Super", 6), ("Performance", 12)], 18, None),
+        ([("Super", 2), ("Performance", 4), ("Efficiency", 6)], 6, 6),
+        ([("", 8), ("", 4)], 8, 4),
+    ],
+)
+def test_every_core_but_the_efficient_ones_gets_a_thread(levels, cores, efficient, mac):
+    mac.say("sysctl -n hw.nperflevels", str(len(levels)))
+    for level, (name, n) in enumerate(levels):
+        mac.say(f"sysctl -n hw.perflevel{level}.name", name)
+        mac.say(f"sysctl -n hw.perflevel{level}.physicalcpu", str(n))
+    assert machine.performance_cores() == cores
+    assert machine._of_mac().get("efficiency_cores") == efficient
 
 
 def test_what_is_to_be_written_stands_beside_the_room_and_a_build_that_is_missing_beside_its_command(
@@ -267,7 +288,7 @@ def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_mea
     assert "--recipe Q8_0-ssm_out-BF16" in said
     recipes.by_name("Q8_0-ssm_out-BF16")
     failed.cell = msgspec.structs.replace(failed.cell, n_gpu_layers=0)
-    assert f"models check '{path}'" in live.trouble(failed)
+    assert f"models check '{path.name}'" in live.trouble(failed)
 
 
 # ---------------------------------------------------------------- workers

@@ -33,7 +33,8 @@ def shape(cell):
 
 
 def shortened(rows, records, study, source, scale):
-    planned = build(study, scale) if study in registry.STUDIES else None
+    known = registry.STUDIES.get(study)
+    planned = build(study, scale) if known and known.where != registry.HISTORY else None
     if planned:
         needed = {shape(cell) for cell in planned.cells[: planned.needed]}
         asked = {shape(cell) for cell in planned.cells}

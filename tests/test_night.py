@@ -5,6 +5,7 @@ import re
 import shlex
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import foreign_models
@@ -145,7 +146,9 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     for command in [line.split("`")[1] for line in said.splitlines() if ": No time for" in line]:
         words = shlex.split(command)
         assert words[:2] == ["plamo-study", "measure"]
-        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == given_files
+        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == [
+            Path(file).name for file in given_files
+        ]
 
 
 def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
@@ -175,7 +178,9 @@ def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures
     for line in said:
         study, command = line.partition(":")[0], line.split("`")[1]
         assert shlex.split(command)[:3] == ["plamo-study", "measure", study]
-        assert [word for word in shlex.split(command) if word.endswith(".gguf")] == given_files
+        assert [word for word in shlex.split(command) if word.endswith(".gguf")] == [
+            Path(file).name for file in given_files
+        ]
 
 
 @pytest.mark.whole
@@ -261,4 +266,6 @@ def test_a_file_has_numbers_or_is_named_with_the_command_that_goes_on_however_sh
     for message in named.values():
         words = shlex.split(message.split("`")[1])
         assert words[:3] == ["plamo-study", "measure", study]
-        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == night[1]
+        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == [
+            Path(file).name for file in night[1]
+        ]

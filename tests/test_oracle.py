@@ -166,7 +166,7 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
         tmp_path / "absent.gguf": "no such file",
         tmp_path / "text.gguf": "not a readable GGUF",
         tmp_path / "cut.gguf": "not a readable GGUF",
-        header_only(tmp_path / "llama.gguf", "llama"): "neither plamo2 nor plamo3",
+        header_only(tmp_path / "llama.gguf", "llama"): "not plamo2 or plamo3",
         header_only(tmp_path / "yarn.gguf", "plamo3", "yarn"): "no rope scaling",
         header_only(tmp_path / "bare.gguf", "plamo2"): "head_count is missing",
     }

@@ -13,6 +13,7 @@ import stat
 import tempfile
 import time
 import tomllib
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -144,13 +145,19 @@ def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
     return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
 
 
-UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™']|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
+UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™'・]|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
 
 
 @lru_cache(maxsize=1 << 14)  # rows repeat their names
 def plain_name(name: str) -> str:
-    """A name in which question marks replace what Markdown, HTML, TeX, links or terminals interpret."""
-    return UNPLAIN.sub("?", name)
+    """A name in which question marks replace what Markdown, HTML, TeX, links or terminals interpret.
+
+    Accents that a Mac's disk keeps apart are composed (NFC), and marks that have no composed form stay.
+    """
+    return UNPLAIN.sub(
+        lambda found: found[0] if unicodedata.category(found[0][0]).startswith("M") else "?",
+        unicodedata.normalize("NFC", name),
+    )
 
 
 def check_file(path: Path, most: int = MOST) -> None:

@@ -11,7 +11,8 @@ LACKS_MEMORY = (  # in the words of Python, of Rust, of the C library, of the lo
 MENDS = {  # remedies for what a system refuses, by errno; any other errno is a bug in this program
     errno.ENOENT: "look whether the path is right",
     errno.EACCES: "make it yours with chmod, or work on a copy of the folder that you may write to",
-    errno.EPERM: "make it yours with chown, or work on a copy of the folder that you may write to",
+    errno.EPERM: "make it yours with chown, or work on a copy of the folder that you may write to; on a Mac, allow "
+    "your terminal the folder in System Settings, Privacy & Security, Files and Folders",
     errno.EROFS: "work on a copy on a disk that can be written to",
     errno.EISDIR: "name a file",
     errno.ENOTDIR: "name a folder",

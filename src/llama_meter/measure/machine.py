@@ -44,6 +44,7 @@ ON_ABORT = """#include <signal.h>
 __attribute__((constructor)) static void on_abort(void) { signal(SIGABRT, _exit); }
 """
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+EFFICIENCY = "Efficiency"  # the level of a Mac's cores that get no thread; the others are Super and Performance
 SMALLEST_CACHE = 32 << 20  # bytes assumed where a system reports no cache
 
 
@@ -63,9 +64,18 @@ _CORES: list[int] = []  # of a Mac, once it said: asking takes milliseconds, and
 
 
 def _cores_of_a_mac() -> int | None:
-    if not _CORES and (cores := _integer(_output("sysctl", "-n", "hw.perflevel0.physicalcpu"))):
+    if not _CORES and (cores := sum(n for name, n in _levels() if name != EFFICIENCY)):
         _CORES.append(cores)
     return next(iter(_CORES), None)
+
+
+def _levels() -> list[tuple[str, int]]:
+    """A Mac's cores by the name of their level: Super, Performance, Efficiency; an unnamed second level is the last."""
+    levels = []
+    for level in range(_integer(_output("sysctl", "-n", "hw.nperflevels")) or 0):
+        name = _output("sysctl", "-n", f"hw.perflevel{level}.name") or (EFFICIENCY if level else "")
+        levels.append((name, _integer(_output("sysctl", "-n", f"hw.perflevel{level}.physicalcpu")) or 0))
+    return levels
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:
@@ -237,11 +247,9 @@ def _of_mac() -> dict[str, Any]:
     if not MACOS:
         return {}
     gpu_cores = re.findall(r'"gpu-core-count" *= *(\d+)', _output(*ACCELERATORS))
-    cores = {
-        "gpu_cores": (gpu_cores or [""])[0],
-        "efficiency_cores": _output("sysctl", "-n", "hw.perflevel1.physicalcpu"),
-    }
-    traits: dict[str, Any] = {name: n for name, said in cores.items() if (n := _integer(said)) is not None}
+    traits: dict[str, Any] = {"gpu_cores": int(gpu_cores[0])} if gpu_cores else {}
+    if EFFICIENCY in (levels := dict(_levels())):
+        traits["efficiency_cores"] = levels[EFFICIENCY]
     build = _output("sw_vers", "-buildVersion")
     return traits | ({"macos_build": build} if build else {})
 
@@ -449,7 +457,8 @@ def _output(*command: str, most_s: float | None = None) -> str:
     """What a program of the system prints; empty where there is none, or where it does not answer in time."""
     most_s = ANSWER_S if most_s is None else most_s
     try:
-        done = subprocess.run(command, capture_output=True, timeout=most_s, check=False)
+        environment = os.environ | {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"}  # sysctl is there
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=most_s, check=False)
         return done.stdout.decode(errors="replace").strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""

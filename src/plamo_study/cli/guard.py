@@ -11,6 +11,7 @@ from pathlib import Path
 from llama_meter import children, paths, progress
 from llama_meter.disk import lock
 from llama_meter.errors import MENDABLE, StudyError, mendable
+from llama_meter.measure import machine
 from plamo_study.cli import report, terminal
 
 LOCK = ".running"
@@ -51,7 +52,9 @@ def interruptible() -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while the block runs. The system releases it when this process ends, however it ends.
+    """Hold the lock of `folder` and keep a Mac awake while the block runs.
+
+    The system releases the lock when this process ends, however it ends.
 
     Raises StudyError, naming the process that holds it.
     """
@@ -66,7 +69,8 @@ def alone(folder: Path) -> Iterator[None]:
         os.ftruncate(file, 0)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
-        yield
+        with machine.awake():
+            yield
     finally:
         for descriptor in {file, held}:
             os.close(descriptor)

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import nan
 from statistics import median
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ def beforehand(ahead: Sequence[Ahead]) -> list[str]:
     if seconds < LONG_S:
         return []
     plans = [entry.plan for entry in ahead]
-    end = datetime.now() + timedelta(seconds=seconds)
+    end = (datetime.now(UTC) + timedelta(seconds=seconds)).astimezone()  # from the instant: the night may change clocks
     day = "" if end.date() == datetime.now().date() else f"{end:%a} "
     said = [f"Ends at about {day}{end:%H:%M}, in {_long(seconds)}.", _files(plans), _state()]
     said += [

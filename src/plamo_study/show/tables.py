@@ -164,7 +164,7 @@ def significant(digits: int = 3, factor: float = 1.0) -> Formatter:
 
     def rounded(value: float | Estimate) -> str:
         middle = abs(value.value if isinstance(value, Estimate) else value) * factor
-        places = max(digits - 1 - math.floor(math.log10(middle)), 0) if middle else 0
+        places = max(digits - 1 - math.floor(math.log10(middle)), 0) if middle and math.isfinite(middle) else 0
         return scaled(factor, f",.{places}f")(value)
 
     return rounded
