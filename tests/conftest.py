@@ -23,7 +23,7 @@ LONGEST = (
     "test_cli", "test_publish", "test_live", "test_types", "test_alone", "test_quantize", "test_night",
     "test_doors", "test_probe", "test_engines", "test_darwin_sweeps", "test_oracle",
     "test_children",
-    "test_foreign_names", "test_scheduling", "test_machines", "test_mlx_beside", "test_replicas", "test_watch",
+    "test_foreign_names", "test_scheduling", "test_machines", "test_replicas", "test_watch",
     "test_trace",
 )  # fmt: skip
 PAGES = ("test_any_rows", "test_left_out")  # each test executes a page, and shares nothing
