@@ -25,6 +25,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.process import Outcome
+from llama_meter.models.registry import GIVEN
 from llama_meter.rows import Row
 from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.live import conduct, live
@@ -126,7 +127,8 @@ class Bar(live.Listener):
         for said in self.failures:
             console.print(f"{self.study}: {said}", style="red", soft_wrap=True)
         if summary.unexpected:
-            how = f"plamo-study measure {self.study} --scale {self.scale} --retry-failed"
+            which = "--file FILE" if self.scale == GIVEN else f"--scale {self.scale}"
+            how = f"plamo-study measure {self.study} {which} --retry-failed"
             console.print(f"{self.study}: rows that failed stay, and fail this call again; `{how}` measures them anew")
         if summary.lacking:
             lacks = f"{conduct.lacking(summary)}; {conduct.MORE}"

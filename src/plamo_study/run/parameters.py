@@ -206,6 +206,6 @@ def convert(name: str, value: Any, type_name: str) -> Any:
             bare = type_name.startswith("list") and not value.lstrip().startswith("[")
             read = yaml.safe_load(f"[{value}]" if bare else value)
         return msgspec.convert(read, TYPES[type_name], strict=False)
-    except (msgspec.ValidationError, yaml.YAMLError) as problem:
+    except (msgspec.ValidationError, ValueError, yaml.YAMLError) as problem:
         mend = f"give {name} a value of type {type_name}"
         raise StudyError(f"-p {name} {value}", f"not of type {type_name}", mend) from problem
