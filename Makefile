@@ -22,7 +22,7 @@ export FITS
 
 study: $(READY)
 	@path='$(subst ','\'',$(FILES))'; case "$$path" in "~/"*) path="$$HOME/$${path#??}";; esac; \
-	if [ -e "$$path" ]; then set -- --file "$$path"; else for file in $(FILES); do set -- "$$@" --file "$$file"; done; fi; \
+	if [ -e "$$path" ]; then set -- --file "$$path"; else for file in $$path; do set -- "$$@" --file "$$file"; done; fi; \
 	$(BIN)/plamo-study study $(if $(SCALE),--scale $(SCALE)) $(if $(MINUTES),--minutes $(MINUTES)) "$$@"
 
 lint: $(READY)
