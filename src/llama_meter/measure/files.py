@@ -71,6 +71,12 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
     return fact | ({"trained": True} if spec.trained else {})
 
 
+def digest(name: str, scale: str, dtype: str) -> str:
+    """The hash of what lies in a file's place now: the one in its fact, unless it was replaced. StudyError for none."""
+    parts = given.FILES[name, scale, dtype].parts if scale == registry.GIVEN else ()
+    return noted.of_parts(parts if len(parts) > 1 else [recipes.model_path(name, scale, dtype)])
+
+
 def _shape(spec: registry.ModelSpec) -> dict[str, Any]:
     return {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in NOT_SHAPE}
 
