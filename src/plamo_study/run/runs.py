@@ -277,6 +277,15 @@ class Whole(msgspec.Struct):
     metadata: dict[str, Any]
 
 
+def made(output: Path) -> tuple[str, str] | None:
+    """The files that an executed notebook was given and the day it began, in UTC; None where it cannot be read."""
+    try:
+        papermill = parsed(output.read_bytes(), Whole).metadata["papermill"]
+        return str(papermill["parameters"].get("files", "")), str(papermill["start_time"])[:10]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def _was_made_from(output: Path) -> str:
     """What an executed notebook says that it was made from; "" where it cannot be read and must be executed again."""
     try:
