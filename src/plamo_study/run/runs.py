@@ -232,10 +232,12 @@ def side_by_side(
         yield from (run(notebook, values, out_dir, inputs) for notebook, values, inputs in jobs)
         return
     with made as pool:
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a start that is cut off is loud
         given = [
             pool.submit(_in_pool, notebook, values, out_dir, inputs) if new else None
             for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
         ]
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for (notebook, values, inputs), running in zip(jobs, given, strict=True):
             yield running.result() if running else run(notebook, values, out_dir, inputs)
 
@@ -254,6 +256,7 @@ def _in_pool(*job: Any) -> RunResult:
 def _end_with_parent() -> None:
     """End this pool process with its parent, for which it would wait forever, and by an interrupt while it waits."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = parent_process()
     assert parent
 
@@ -301,7 +304,8 @@ def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
 
 def _execute(notebook: Path, partial: Path, values: dict[str, Any]) -> Exception | None:
     """Let papermill write `partial`; return its exception. The kernel runs in the notebook's folder, as in Lab."""
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # the result reports a dead kernel
+    for name in ("papermill", "asyncio"):  # the result reports a dead kernel
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
             notebook,
