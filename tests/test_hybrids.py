@@ -94,7 +94,7 @@ def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, 
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid
     assert (outcome.measured.checks["wrong"] > 0) == cell.planted
-    assert len(outcome.measured.series["sha256"]) == 32
+    assert len(outcome.measured.file_sha256) == 64
 
 
 def test_a_plain_file_keeps_its_layers_and_lacks_what_came_later(generator, tmp_path):

@@ -369,9 +369,9 @@ def test_verdicts_need_the_gate(swept):
 
 def test_what_cannot_be_measured_or_collected_is_said_before_anything_runs():
     for how, why in (
-        ({"n_prompt": 0}, "positive"),
+        ({"depth": 0}, "positive"),
         ({"n_gen": -1}, "positive"),
-        ({"n_prompt": 4000, "n_gen": 200}, "fit"),
+        ({"depth": 4000, "n_gen": 200}, "fit"),
     ):
         with pytest.raises(StudyError, match=why):
             plan.check_cell(mini("decode", **how))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
 from plamo_study.read import answers as became, frame, metrics, processors
@@ -31,7 +30,7 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "traffic": ["label", "per_second"],
     "relay": ["draft", "draft_dtype", "n_processes"],
 }
-CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
+CELL = [name for name in frame.COLUMNS if name not in ("model", "dtype", "scale")]
 
 
 def measurements(

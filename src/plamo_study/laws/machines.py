@@ -60,7 +60,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
 def _of(
     folders: list[Any], scale: str, device: str = "auto"
 ) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
+    for path in (path for folder in folders for path in journal.journals(folder, scale)):
         records, study = journal.read(path), path.name.partition(".")[0]
         for rows in by_machine(records).values():
             if own := of_device(rows, device):

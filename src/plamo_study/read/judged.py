@@ -66,7 +66,7 @@ def _of(records: Iterable[Record]) -> dict[At, Reach]:
     facts = {record.id: record.data for record in records if isinstance(record, Fact)}
     known: dict[At, Reach] = {}
     for row in records:
-        if isinstance(row, Row) and isinstance(row.cell, Gate) and row.valid and row.cell.judged != "consistent":
+        if isinstance(row, Row) and isinstance(row.cell, Gate) and row.valid and row.cell.judges != "consistent":
             at = _at(facts[row.model], facts[row.engine], row.cell.n_gpu_layers != 0)
             known[at] = _deeper(_reach(row, row.cell), known.get(at, Reach()))
     return known
@@ -74,9 +74,9 @@ def _of(records: Iterable[Record]) -> dict[At, Reach]:
 
 def _reach(row: Row, gate: Gate) -> Reach:
     of_parts = float(row.checks.get("parts_tolerance", 0))
-    if gate.judged == "depth":
+    if gate.judges == "depth":
         return Reach(int(row.checks["judged_to"]), DEEP_POSITIONS, of_parts, machine=row.machine)
-    of_logits = float(row.checks.get("tolerance") or tolerance(gate)) if not gate.judged else 0.0
+    of_logits = float(row.checks.get("tolerance") or tolerance(gate)) if not gate.judges else 0.0
     return Reach(gate.n_prompt, gate.n_prompt, of_parts, of_logits, row.machine)
 
 
