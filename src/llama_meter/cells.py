@@ -188,7 +188,7 @@ class Handover(Comparison, frozen=True, kw_only=True):
     n_ctx: int = 0  # tokens read
     n_gen: int = 0  # tokens written, which the text gives
     stranger: str = ""  # another model of the same type, whose state must be refused
-    asked: Literal["", "parts", "free"] = ""  # parts of states, or free greedy answers
+    compares: Literal["", "parts", "free"] = ""  # parts of states, or free greedy answers
     # whole: every pair; few: those that read or write in the reference, and each file alone
     paired: Literal["whole", "few"] = "whole"
 

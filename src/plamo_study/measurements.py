@@ -25,10 +25,10 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "serving": ["server", "pattern", "n_clients", "n_requests", "per_second"],
     "arrival": ARRIVING,
     "06-chunked": ARRIVING,
-    "service": ["label", "per_second"],
+    "service": ["mode", "per_second"],
     "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
-    "traffic": ["label", "per_second"],
-    "relay": ["draft", "draft_dtype", "n_processes"],
+    "traffic": ["rule", "per_second"],
+    "relay": ["writer", "writer_dtype", "n_processes"],
 }
 CELL = [name for name in frame.COLUMNS if name not in ("model", "dtype", "scale")]
 

@@ -78,7 +78,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     timed, _ = every_cell.cells(studies)
     if timed.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
-    timed = _apart(timed[(timed["build"] == STOCK) & (timed["label"] == "")])
+    timed = _apart(timed[(timed["build"] == STOCK) & (timed["ladder"] == "")])
     timed = timed.loc[(timed["phase"] != timed["workload"]).sort_values(kind="stable").index]  # own cells come first
     most = timed.groupby("machine")["n_threads"].transform("max")
     timed = timed[timed["n_threads"] == most]

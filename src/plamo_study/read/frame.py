@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("before", "timed", "whole")]
-SHARED = {  # columns that several fields share in frames
-    "depth": "n_prompt", "n_ctx": "n_prompt", "n_tokens": "n_prompt", "n_columns": "n_prompt", "longer": "n_prompt",
-    "layout": "label", "question": "label", "asked": "label", "ladder": "label", "mode": "label", "drafter": "label",
-    "lengths": "label", "rule": "label", "array_bytes": "size", "n_rows": "size", "number": "size",
-    "stranger": "draft", "writer": "draft", "writer_dtype": "draft_dtype", "caches": "candidates", "judges": "proof",
-    "paired": "way", "shape": "way", "rows_sha256": "text_sha256", "n_machines": "n_processes",
-}  # fmt: skip
+SHARED = {"depth": "n_prompt"}  # columns that several fields share in frames
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "system", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "splits", "checks", "series", "requests"]  # fmt: skip
