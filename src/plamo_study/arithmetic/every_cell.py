@@ -27,8 +27,8 @@ from plamo_study.read.usable import usable
 Facts = Mapping[str, Mapping[str, Any]]
 Known = Mapping[str, Mapping[int, float]]  # tensor type -> number of columns -> seconds per weight
 TIMED = ("prefill", "decode", "depth", "naive")
-KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_ctx", "n_gen", "n_seq", "policy", "n_threads",
-       "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "ladder"]  # fmt: skip
+KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_ctx", "n_gen", "n_seq", "policy",
+       "n_threads", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "ladder"]  # fmt: skip
 NUMBERS = ["tokens", "depth", "n_seq", "n_threads", "flops", "bytes", "intensity", "compute", "read", "low", "high",
            "miss", "miss_usual", "miss_known", "miss_kernel", "share", "share_fastest"]  # fmt: skip
 CELL_COLUMNS = [
