@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
 from plamo_study.read import answers as became, frame, metrics, processors
@@ -19,7 +20,7 @@ from plamo_study.show.evidence import chip
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "judged", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
-ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
+ALWAYS = ["workload", "n_prompt", "depth", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
 ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
 OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "serving": ["server", "pattern", "n_clients", "n_requests", "per_second"],
@@ -30,7 +31,7 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "traffic": ["rule", "per_second"],
     "relay": ["writer", "writer_dtype", "n_processes"],
 }
-CELL = [name for name in frame.COLUMNS if name not in ("model", "dtype", "scale")]
+CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
 
 def measurements(
@@ -94,9 +95,10 @@ def measurements(
         model, build, dtype, file
             `file` is model and type. A star marks a model whose shape rests on assumptions; "stock" is the engine as
             released.
-        workload, n_prompt, n_gen, n_seq, n_threads, ...
-            The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
-            together. Fields that say nothing anywhere in the study are left out, those of arriving prompts never.
+        workload, n_prompt, depth, n_gen, n_seq, n_threads, ...
+            The cell, by the names of `llama_meter.cells`: tokens of the prompt, tokens that a decode starts from,
+            tokens generated, sequences evaluated together. Fields that say nothing anywhere in the study are left
+            out, those of arriving prompts never.
         verdict
             "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with
             itself, cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": nothing

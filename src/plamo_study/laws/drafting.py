@@ -26,7 +26,7 @@ CELL = [
     "model",
     "dtype",
     "file",
-    "n_prompt",
+    "depth",
     "n_seq",
     "n_draft",
     "how",
@@ -38,7 +38,7 @@ CELL = [
 ]
 CELL += ["temperature"]
 PROCESS = ["build", "block", "machine", "verdict", "key"]
-SPEED = ["build", "model", "file", "n_prompt", "n_seq", "n_draft", "how"]
+SPEED = ["build", "model", "file", "depth", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 LAW = 0.10  # largest relative error of a round's predicted sum
 NATIVE, PART = "tokens removed", "part put back"

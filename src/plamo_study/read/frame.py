@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llama_meter.cells import ORDER, AnyCell, Depth, columns
+from llama_meter.cells import ORDER, Depth, columns
 from llama_meter.measure import defects, verdicts, watch
 from llama_meter.measure.facts import plainly
 from llama_meter.measure.watch import drift_by_block
@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("before", "timed", "whole")]
-SHARED = {"depth": "n_prompt"}  # columns that several fields share in frames
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "system", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "splits", "checks", "series", "requests"]  # fmt: skip
-COLUMNS = tuple(dict.fromkeys(SHARED.get(name, name) for name in ORDER))
-USUAL = {SHARED.get(name, name): value for name, value in columns(Depth()).items()}
-TEXTS = [name for name, value in USUAL.items() if isinstance(value, str)]
+TEXTS = [name for name in ORDER if isinstance(columns(Depth())[name], str)]
 PAUSE_S = 1800.0  # without a row: after such a pause a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
@@ -45,9 +42,9 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
 
     rows = in_one_go(rows)
     drift, causes = drift_by_block(rows), watch.causes(rows)
-    plain_cells = {cell: plainly(_columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
+    plain_cells = {cell: plainly(columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
     cells = [plain_cells[row.cell] for row in rows]
-    table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in COLUMNS}
+    table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
     table["model"] = [
         starred(computed(facts_by_id[row.model], facts_by_id[row.engine])) if row.model else cell["model"]
@@ -69,11 +66,6 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     shown = pd.DataFrame(table)
     return shown if rows else shown.astype(dict.fromkeys(TEXTS, str))  # a column of nothing has no type
-
-
-def _columns(cell: AnyCell) -> dict[str, Any]:
-    own: dict[str, Any] = {"workload": cell.workload} | msgspec.structs.asdict(cell)
-    return USUAL | {SHARED.get(name, name): value for name, value in own.items()}
 
 
 def in_one_go(rows: Iterable[Row]) -> list[Row]:

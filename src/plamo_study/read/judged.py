@@ -57,11 +57,8 @@ def judged(
 
 def reach(rows: "pd.DataFrame") -> "pd.Series":
     """The longest sequence of each row in tokens: what it starts from, what arrives, and what it generates."""
-    lengths = [
-        rows[name].fillna(0).astype(int)
-        for name in ("n_prompt", "n_ctx", "n_tokens", "n_gen", "n_arriving")
-        if name in rows
-    ]
+    parts = ("n_prompt", "depth", "n_ctx", "n_tokens", "n_gen", "n_arriving")
+    lengths = [rows[name].fillna(0).astype(int) for name in parts if name in rows]
     return sum(lengths[1:], lengths[0])
 
 

@@ -260,7 +260,7 @@ def arrival(row: Mapping[str, Any]) -> Iterator[Measured]:
 def cell_of(row: Mapping[str, Any]) -> Arrival:
     """The cell of a row, as far as its calls depend on it."""
     return Arrival(
-        depth=int(row["n_prompt"]), n_gen=int(row["n_gen"]), n_seq=int(row["n_seq"]),
+        depth=int(row["depth"]), n_gen=int(row["n_gen"]), n_seq=int(row["n_seq"]),
         n_arriving=int(row["n_arriving"]), n_chunk=int(row["n_chunk"]), way=row["way"],
     )  # fmt: skip
 

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from llama_meter.cells import ORDER
 from llama_meter.limits import DRIFT_LIMIT, LEAST_BLOCKS, RIGHT
-from plamo_study.read.frame import COLUMNS
 
-CELL = ["machine", "build", "engine", *COLUMNS]
+CELL = ["machine", "build", "engine", *ORDER]
 STOCK = "stock"  # the build that corrects nothing
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
