@@ -455,7 +455,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
     model: str = ""  # as llama.cpp's generator names its file, e.g. "mamba2-dense"
     question: str = ""
     number: int = 0  # what the question counts
-    shape: Literal["whole", "three layers", "four heads", "plain", "state first"] = "whole"
+    form: Literal["whole", "three layers", "four heads", "plain", "state first"] = "whole"
     planted: bool = False  # a fault is planted, which the answer must show
     longer: int = 0  # tokens more than usual in each prompt
 

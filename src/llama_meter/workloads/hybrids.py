@@ -26,7 +26,7 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
     config = SessionConfig(N_CTX, n_threads=n, n_threads_batch=n, n_gpu_layers=cell.n_gpu_layers)
     with tempfile.TemporaryDirectory() as folder:
         stage("writing the file")
-        file = architectures.write(cell.model, Path(folder), cell.shape)
+        file = architectures.write(cell.model, Path(folder), cell.form)
         if cell.dtype != "F32":
             quantizer.quantize(file, file.with_suffix(".quantized"), FILE_TYPES[cell.dtype][0])
             file = file.with_suffix(".quantized")
