@@ -161,14 +161,14 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     rows = frame.frame(summary.rows, frame.facts(journal.read(path)))
 
     found = context.samples(rows)
-    ladder, walked = (found[(found["label"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
+    ladder, walked = (found[(found["ladder"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
     at = [0, PART, 2 * PART, 4 * PART]
     assert [sorted(ladder[ladder["phase"] == phase]["depth"]) for phase in context.PHASES] == [at, at]
-    rungs = found[(found["label"] == LADDER) & (found["model"] == ATTENTION) & (found["phase"] == "decode")]
+    rungs = found[(found["ladder"] == LADDER) & (found["model"] == ATTENTION) & (found["phase"] == "decode")]
     assert rungs["depth"].tolist() == [0, PART + 3, 5 * PART]
     assert sorted(walked[walked["phase"] == "prefill"]["depth"]) == [0, PART, 2 * PART, 3 * PART]
     assert walked[walked["phase"] == "decode"]["depth"].tolist() == [4 * PART]
-    kinds = context_memory.kinds(rows[rows["label"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
+    kinds = context_memory.kinds(rows[rows["ladder"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
     assert kinds.loc[True, "kv"] > kinds.loc[False, "kv"], "a window that keeps everything reserves more"
     bits = context_memory.drift(rows).set_index("kind")["kld"]
     assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"
