@@ -98,11 +98,12 @@ def test_one_process_writes_at_a_time_also_where_the_journal_was_taken_away(tmp_
     assert [r.key for r in read(tmp_path / "k.jsonl")] == ["a"]
 
 
-def test_a_newer_schema_is_refused(tmp_path):
+def test_another_schema_is_refused(tmp_path):
     path = tmp_path / "j.jsonl"
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(row("a"), schema=SCHEMA + 1)) + b"\n")
-    with pytest.raises(StudyError, match="update this program"):
-        read(path)
+    for schema, mend in ((SCHEMA + 1, "update this program"), (SCHEMA - 1, "measure again")):
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(row("a"), schema=schema)) + b"\n")
+        with pytest.raises(StudyError, match=mend):
+            read(path)
 
 
 @pytest.mark.parametrize("killed", [False, True])
