@@ -2,21 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-ENGINE_ARGS := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/.venv/engine.cmake
-
-# What the locked wheels and the engine's build need, said before anything is made, in words that every Python 3 reads.
-define FITS
-import os, platform, sys
-version, here = sys.version_info[:2], os.getcwd()
-if not (3, 11) <= version <= (3, 14):
-    sys.exit("Python %d.%d: the locked packages are for 3.11 to 3.14\n  mend: make PYTHON=python3.13" % version)
-if platform.system() == "Darwin" and platform.machine() != "arm64":
-    sys.exit("Python for " + platform.machine() + " (an Intel Mac's, or under Rosetta): the locked packages are for Apple "
-             "silicon\n  mend: make PYTHON=/opt/homebrew/bin/python3.13, in a terminal without Rosetta")
-if set(here) & set(" \t'\"\\$$`:;"):
-    sys.exit(here + ": a blank, a quote, a colon or the like in a path breaks the engine's build\n  mend: move the folder")
-endef
-export FITS
+ENGINE_ARGS := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tools/engine.cmake
 
 .PHONY: study lint test check whole lab notebooks manifest lock clean
 
@@ -47,38 +33,18 @@ lab: $(READY)
 # being overruled: on a Mac the bindings turn Metal on whatever they are told. Without AMX: llama.cpp's kernels for it
 # crash or compute PLaMo 2's batches wrongly (data/upstream). Nor what nothing here uses: the multimodal library and
 # llama.cpp's `common`, half of the build.
-ifdef SETTING_UP
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c "$$FITS"
+	@$(PYTHON) tools/fits.py
 	$(PYTHON) -m venv .venv
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
 	awk '/^[a-z]/ {uv = /^uv==/} uv' requirements.lock > .venv/uv.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.lock
 	$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python .venv --no-deps --require-hashes -r .venv/tools.lock || \
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/tools.lock
-	printf '%s\n' 'set(LLAMA_BUILD_COMMON OFF)' 'if(DEFINED GGML_METAL)' 'set(GGML_METAL "$${GGML_METAL}")' 'endif()' > .venv/engine.cmake
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-cache-dir --no-deps --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	$(BIN)/python -m compileall -q src
 	touch $@
-else
-# Two calls at once set up once: the second waits, and finds it done. The lock goes when its holder does, however it ends.
-define LOCKED
-import errno, fcntl, os, sys
-lock = os.open("Makefile", os.O_RDONLY)
-try:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-except (IOError, OSError) as error:
-    if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, getattr(errno, "ENOTSUP", 0), errno.ENOLCK):
-        raise
-    sys.stderr.write("this disk knows no locks: setting up goes on, but start no second `make` before it ends\n")
-os.set_inheritable(lock, True)
-os.execvp(sys.argv[1], sys.argv[1:])
-endef
-export LOCKED
-$(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c "$$LOCKED" $(MAKE) --no-print-directory SETTING_UP=yes $@
-endif
 
 notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb

@@ -53,9 +53,13 @@ def of_models(*models):
 def two_types(part):
     """The first model's file beside one of another type, with the same times."""
     part = of_models(HYBRID)(part)
+    if part.study.startswith("16-"):  # its rows are of two types already
+        return part
     again = part.rows[part.rows.model.ne("")]
     again = again.assign(dtype="Q4_K_M", key=again.key + "+", fact=again.fact + "+")
-    facts = {f"{fact}+": part.facts[fact] for fact in part.rows.fact.unique() if fact in part.facts}
+    facts = {
+        f"{fact}+": part.facts[fact] | {"dtype": "Q4_K_M"} for fact in part.rows.fact.unique() if fact in part.facts
+    }
     return replace(part, rows=pd.concat([part.rows, again], ignore_index=True), facts=part.facts | facts)
 
 
@@ -81,7 +85,18 @@ def disturbed(part):
     return replace(part, rows=part.rows.assign(disturbed=True, disturbed_by="load"))
 
 
+def uncounted(part):
+    """A mixture of experts, whose bytes a token are not computed."""
+    names = set(part.rows.fact)
+    facts = {
+        name: fact | {"uncounted": "a mixture"} if name in names and "shape" in fact else fact
+        for name, fact in part.facts.items()
+    }
+    return replace(part, facts=facts)
+
+
 SETS = {
+    "a file whose bytes are not counted": lambda: uncounted,
     "one file": lambda: of_models(HYBRID), "one attention file": lambda: of_models(ATTENTION),
     "two types of a model": lambda: two_types, "two models of a type": lambda: of_models(HYBRID, ATTENTION),
     "no time for a second study": only_the_first_study, "no time for a second half": lambda: half_of_a_first_study,
@@ -89,19 +104,10 @@ SETS = {
 }  # fmt: skip
 
 
-OPEN = {  # a page's cells that need more rows than there are, and two that ask for the facts of a second type
-    ("04-quantization", "no time for a second half"),
-    ("02-roofline", "two types of a model"),
-    ("16-two-files", "two types of a model"),
-}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("changed", SETS)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, monkeypatch, request):
-    if (name, changed) in OPEN:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="open"))
+def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, monkeypatch):
     change = SETS[changed]()
     monkeypatch.setattr(collect, "collect", lambda study, *_: change(as_given(study)))
     own = [str(synthetic.make(model, "mini", "Q8_0")) for model in (HYBRID, ATTENTION)]

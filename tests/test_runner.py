@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -15,10 +16,12 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
 
-from llama_meter import journal
+from llama_meter import journal, paths
+from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import bench, durations, identity, machine, plan, process, runner, watch
 from llama_meter.measure.tasks import Tasks
+from llama_meter.models import given, registry, synthetic
 from llama_meter.rows import Conditions, Row, content_id
 from plamo_study.cli import report
 from plamo_study.live import collect
@@ -225,6 +228,29 @@ def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path, once):
     assert len(summary.failed) == 2
     assert runner.sweep(planned, path).measured == 0
     assert runner.sweep(planned, path, retry_failed=True).measured == 2
+
+
+def test_a_file_that_is_replaced_during_its_sweep_leaves_no_row_of_what_took_its_place(tmp_path, monkeypatch):
+    """As a user does who quantizes again during a night: the gate and the facts are those of the first file."""
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
+    path = Path(shutil.copy(synthetic.make(HYBRID, "mini", "F16"), tmp_path / "own.gguf"))
+    other = synthetic.write(registry.spec(HYBRID, "mini"), "F32", tmp_path / "other.gguf")
+    [own] = given.give(str(path))
+    timed = tuple(Prefill(model=own.spec.name, scale="file", dtype=own.dtype, n_prompt=n) for n in (16, 24, 32))
+    planned, usual, done = replace(small_plan(timed, blocks=1), gates=(), anchor=None), process.work, []
+
+    def replacing(job, *rest, **how):
+        outcome = usual(job, *rest, **how)
+        if isinstance(job.cell, Prefill):
+            done.append(job.cell)
+            if len(done) == 2:
+                other.replace(path)
+        return outcome
+
+    monkeypatch.setattr(bench, "work", replacing)
+    with pytest.raises(StudyError, match="was replaced while it was measured"):
+        runner.sweep(planned, tmp_path / "j.jsonl")
+    assert [row.cell for row in journal.latest_rows(journal.read(tmp_path / "j.jsonl"))] == done[:1]
 
 
 def sweeping(planned, path):

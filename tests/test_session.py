@@ -7,8 +7,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFWriter
 
-from llama_meter.engine import bindings, session as session_module
-from llama_meter.engine.library import capture_log
+from llama_meter.engine import bindings, library, session as session_module
 from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params
 from llama_meter.oracle.compare import relative_error
 
@@ -17,7 +16,7 @@ PROMPTS = {seq: np.random.default_rng(seq).integers(5, 512, 24) for seq in range
 
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 def test_slots_states_and_tails_behave_as_if_each_sequence_were_alone(model):
-    capture_log([])
+    library.capture_log([])
     with Session(mini_file(model), SessionConfig(64, n_seq_max=4)) as session:
         alone = {}
         for seq, prompt in PROMPTS.items():
@@ -46,7 +45,7 @@ def test_slots_states_and_tails_behave_as_if_each_sequence_were_alone(model):
 
 
 def test_a_long_prompt_is_cut_at_n_batch_and_only_its_end_is_returned():
-    capture_log([])
+    library.capture_log([])
     tokens = np.arange(5, 105)
     with Session(mini_file(), SessionConfig(128, n_batch=32, n_ubatch=32)) as cut:
         with Session(cut, SessionConfig(128)) as whole:  # on the same loaded model, which outlives it
@@ -70,7 +69,7 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    capture_log([])
+    library.capture_log([])
     with pytest.raises(EngineError, match=r"strange\.gguf: .*unknown model architecture: 'nonesuch'"):
         Session(path, SessionConfig(16))
 
@@ -92,3 +91,30 @@ def test_a_release_without_extended_state_functions_moves_whole_states_and_refus
         assert np.array_equal(session.logits(0), session.logits(1))
         with pytest.raises(EngineError, match="keeps no part of a state apart"):
             session.read_state(0, part="fixed")
+
+
+def test_a_call_that_a_gpu_did_not_complete_is_no_result(monkeypatch):
+    """Metal: `llama_decode` returns 0, and its driver's words stand in the log alone."""
+    monkeypatch.setattr(library, "gpu_failures", [])
+    library.capture_log([])
+    said = (
+        b"ggml_metal_synchronize: error: command buffer 1 failed with status 5\n",
+        b"error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)\n",
+    )
+    with Session(mini_file(), SessionConfig(64)) as session:
+        session.prefill({0: np.arange(4)})
+        for line in said:
+            library._keep_alive[-1](4, line, None)
+        with pytest.raises(EngineError, match=r"failed with status 5; Insufficient Memory"):
+            session.decode({0: 1})
+
+
+@pytest.mark.parametrize(("offered", "fits"), [(1000, False), (1 << 40, True)])
+def test_a_file_that_is_larger_than_a_gpu_s_memory_is_not_loaded(offered, fits, monkeypatch):
+    monkeypatch.setattr(library, "gpus", lambda: [{"name": "MTL0", "chip": "Apple M4", "memory_bytes": offered}])
+    config = SessionConfig(64, n_gpu_layers=-1)
+    if fits:
+        Session(mini_file(), config).__exit__(None, None, None)
+    else:
+        with pytest.raises(EngineError, match=r"does not fit on the GPU: it needs .* GB there, and MTL0 offers"):
+            Session(mini_file(), config)

@@ -23,8 +23,7 @@ OLD = """\
 exec '{python}' -c '
 import platform, sys
 sys.version_info, platform.machine, platform.system = {version}, lambda: "{machine}", lambda: "{system}"
-code, sys.argv = sys.argv[2], sys.argv[2:]
-exec(code)' "$@"
+exec(open(sys.argv[1]).read())' "$@"
 """
 VENDOR = """\
 cmake_minimum_required(VERSION 3.14...3.28)
@@ -37,29 +36,9 @@ AWKS = [awk for awk in ("original-awk", "mawk", "gawk", "awk") if shutil.which(a
 TOOL = """\
 #!/bin/sh
 echo "$(basename "$0") $* with $CMAKE_ARGS" >> log
-if [ "$1" = -c ]; then exec '{python}' "$@"; fi
+if [ "$1" = tools/fits.py ]; then exec '{python}' "$@"; fi
 if [ "$2" = venv ]; then mkdir -p .venv/bin; for name in pip uv python plamo-study; do cp "$0" .venv/bin/$name; done; fi
 """
-NEWER = {  # what GNU make 3.81 does not know, by the versions of its NEWS that brought it, each with an example
-    r"^\s*(override\s+)?define\s+\S+\s*[:+?]*=": "define X =",  # 3.82
-    r"^\s*undefine\s": "undefine X",
-    r"^\.ONESHELL\s*:": ".ONESHELL:",
-    r"\.(SHELLFLAGS|RECIPEPREFIX)\b": ".SHELLFLAGS = -ec",
-    r":\s*private\s+\S+\s*[:+?]*=": "all: private X = 1",
-    r"--eval\b": "$(MAKE) --eval=X=1",
-    r"^[^\t#]*[^\s:!]\s*!=": "X != date",  # 4.0
-    r"::=": "X ::= 1",
-    r"\$[({](file|guile)\s": "$(file >x,y)",
-    r"^-?load\s": "load x.so",
-    r"--(output-sync|trace)\b|\bMAKE\S* -O": "$(MAKE) --output-sync",
-    r"\bGNUMAKEFLAGS\b|\bMAKE_HOST\b|\bMAKE_TERM(OUT|ERR)\b": "$(MAKE_HOST)",
-    r"\.SHELLSTATUS\b": "$(.SHELLSTATUS)",  # 4.2
-    r"^[^\t#]*&:": "a b &: c",  # 4.3
-    r"\.EXTRA_PREREQS\b|--no-silent\b": ".EXTRA_PREREQS = x",
-    r"\$\([a-z]+\s[^)\n]*(?<!\\)#": "$(shell echo #)",
-    r"\$[({](let|intcmp)\s": "$(let a,b,c)",  # 4.4
-    r"^\.(WAIT|NOTINTERMEDIATE)\b|\s\.WAIT\b|:::=": "all: a .WAIT b",
-}
 
 
 @pytest.fixture
@@ -67,7 +46,8 @@ def house(tmp_path):
     """What `make` reads, in a folder where nothing is set up."""
     folder = tmp_path / "house"
     folder.mkdir()
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    (folder / "tools").mkdir()
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", "tools/fits.py", "tools/engine.cmake"):
         shutil.copy(paths.ROOT / name, folder / name)
     return folder
 
@@ -87,7 +67,7 @@ def make(folder, *arguments, by="make", **variables):
 
 def dry(folder, by="make"):
     """The commands of setting up, one a line."""
-    return make(folder, "-n", "SETTING_UP=yes", ".venv/.ready", by=by).stdout.replace("\\\n", "").splitlines()
+    return make(folder, "-n", ".venv/.ready", by=by).stdout.replace("\\\n", "").splitlines()
 
 
 @pytest.mark.parametrize("by", MAKES)
@@ -114,11 +94,9 @@ def test_what_cannot_be_set_up_is_said_in_one_sentence_before_anything_is_made(h
 
 
 def test_what_is_asked_of_a_python_is_asked_in_words_that_an_old_one_reads(house):
-    code = re.search(r"^define FITS\n(.*?)^endef$", (house / "Makefile").read_text(), re.DOTALL | re.MULTILINE)[1]
-    ast.parse(code, feature_version=(3, 4))
+    ast.parse((house / "tools/fits.py").read_text(), feature_version=(3, 4))
     for fits in ({"version": (3, 11)}, {"version": (3, 14)}, {"machine": "arm64", "system": "Darwin"}):
-        command = [python(house.parent, **fits), "-c", code]
-        assert subprocess.run(command, cwd=house, check=False).returncode == 0
+        assert subprocess.run([python(house.parent, **fits), "tools/fits.py"], cwd=house, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("awk", AWKS)
@@ -152,39 +130,21 @@ def test_every_make_with_every_awk_sets_up_once_and_alike(house, tmp_path, by, a
     (engine,) = re.findall(r"^pip install .*--no-build-isolation.* -r requirements.lock .*$", log, re.MULTILINE)
     flags = engine.partition(" with ")[2]
     assert flags.startswith("-DCMAKE_C_FLAGS=-U__AMX_INT8__ ")
-    assert flags.endswith(f" -DCMAKE_PROJECT_INCLUDE={house}/.venv/engine.cmake -DGGML_METAL=OFF")
-    assert (house / ".venv" / "engine.cmake").read_text().count("${GGML_METAL}") == 1
+    assert flags.endswith(f" -DCMAKE_PROJECT_INCLUDE={house}/tools/engine.cmake -DGGML_METAL=OFF")
     assert "\nllama-cpp-python==" not in (house / ".venv" / "tools.lock").read_text()
     make(house, "study", by=by, **asked)
     assert (house / "log").read_text().removeprefix(log) == "plamo-study study with -DGGML_METAL=OFF\n", "once"
-
-
-def newer(makefile):
-    """What of `NEWER` a makefile uses; comments, and the Python and shell between quotes, may say anything."""
-    code = re.sub(r"^define.*?^endef|^\s*#.*?$|'[^'\n]*'", "", makefile, flags=re.DOTALL | re.MULTILINE)
-    heads = re.findall(r"^\s*(?:override\s+)?define.*$", makefile, re.MULTILINE)
-    return [what for what in NEWER if re.search(what, "\n".join([code, *heads]), re.MULTILINE)]
-
-
-def test_the_makefile_keeps_to_what_gnu_make_3_81_knows():
-    text = (paths.ROOT / "Makefile").read_text()
-    assert newer(text) == []
-    for what, example in NEWER.items():
-        assert what in newer(f"{text}\n{example}\n"), example
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("asked", "built"), [([], "ON"), (["-DGGML_METAL=OFF"], "OFF"), (["-DGGML_METAL=ON"], "ON")])
 def test_metal_is_built_as_asked_though_the_bindings_turn_it_on(house, asked, built):
     """With their own CMakeLists, told that this is a Mac, on a llama.cpp of three lines."""
-    (house / ".venv").mkdir()
-    written = next(command for command in dry(house) if "> .venv/engine.cmake" in command)
-    subprocess.run(written, shell=True, cwd=house, check=True)
     (house / "CMakeLists.txt").write_text(re.sub(r"if ?\(APPLE\)", "if(NOT APPLE)", bindings()))
     (house / "vendor" / "llama.cpp").mkdir(parents=True)
     (house / "vendor" / "llama.cpp" / "CMakeLists.txt").write_text(VENDOR)
     tools = builds.tools_found()
-    told = [f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}", f"-DCMAKE_PROJECT_INCLUDE={house}/.venv/engine.cmake"]
+    told = [f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}", f"-DCMAKE_PROJECT_INCLUDE={house}/tools/engine.cmake"]
     command = [tools["cmake"], "-G", "Ninja", "-DLLAVA_BUILD=OFF", *told, *asked, "-S", house, "-B", house / "build"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ import os
 import ssl
 import subprocess
 import sys
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import foreign_models
@@ -13,10 +14,13 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from llama_meter import http, paths, surroundings
+from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import process
+from llama_meter.measure import asked, plan, process
 from llama_meter.models import given, header, registry, roles
 from llama_meter.serve import meeting, right
+from plamo_study.cli import notebooks
+from plamo_study.plans import your_machine
 from plamo_study.publish import executed, pictures
 from plamo_study.run import parameters
 
@@ -246,3 +250,34 @@ def test_a_model_s_name_is_one_short_line_of_what_can_be_printed(name):
     said = meeting._names([meeting.Model(name)])
     assert said.isprintable()
     assert len(said) <= 81
+
+
+@pytest.mark.parametrize(
+    ("files", "day", "kept"),
+    [
+        ("a.gguf", "today", []),
+        ("/home/me/b.gguf", "today", ["your-machine-b-{}"]),
+        ("", "2026-01-02", ["your-machine-models-2026-01-02"]),
+    ],
+)
+def test_the_page_of_another_day_or_of_other_files_is_kept(files, day, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "REPORTS", tmp_path)
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    day = today if day == "today" else day
+    made = {"parameters": {"files": files}, "start_time": f"{day}T10:00:00"}
+    notebook = nbformat.v4.new_notebook(metadata={"papermill": made})
+    nbformat.write(notebook, tmp_path / "your-machine.ipynb")
+    notebooks._keep_page("your-machine", {"files": "a.gguf" if files else ""})
+    left = {path.stem for path in tmp_path.iterdir()}
+    assert left == ({name.format(today) for name in kept} or {"your-machine"})
+
+
+def test_a_short_context_is_measured_at_lengths_that_fit_and_others_are_refused_with_some_that_do(tmp_path):
+    files = str(derived(tmp_path, "llama.context_length", 256, UINT32))
+    own = asked.sweep(files=files)
+    for varied in (own, your_machine.first_round("shape", own)):
+        planned = your_machine.your_machine("shape", sweep=varied)
+        assert all(map(plan.fits, planned.asked))
+        assert any(isinstance(cell, Prefill) and cell.n_prompt == 128 for cell in planned.cells)
+    with pytest.raises(StudyError, match="-p n_prompt 64,128"):
+        your_machine.your_machine("shape", sweep=asked.sweep(files=files, n_prompt="512"))

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import psutil
@@ -16,12 +17,13 @@ from conftest import HYBRID, mini, mini_file
 from test_runner import remembered, small_plan
 
 from llama_meter import journal
+from llama_meter.engine import kernels
 from llama_meter.measure import bench, machine, process, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import registry, synthetic
 from llama_meter.rows import Conditions, Evidence, Row
-from plamo_study.live import collect
+from plamo_study.live import collect, live
 from plamo_study.read import frame
 from plamo_study.show import evidence
 
@@ -289,3 +291,25 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
     for each in evidence.DISTURBED_BY:
         assert evidence.disturbed(rows.assign(disturbed=True, disturbed_by=each, drift=0.2))
     assert evidence.disturbed(rows.assign(disturbed=first)) == "", "a few disturbed rows are left out in silence"
+
+
+@pytest.mark.parametrize(
+    ("cell", "samples", "valid", "said"),
+    [
+        (mini("prefill", HYBRID, n_prompt=4096), [[SECOND, SECOND], [SECOND, 3 * SECOND], [SECOND, SECOND]], True,
+         "2,048.0 tokens/s, right"),
+        (mini("decode", HYBRID, n_gen=3, n_seq=4), [[SECOND, SECOND, SECOND // 2]], None,
+         "4.0 tokens/s, as its first process"),
+        (mini("decode", HYBRID, n_gen=1), [[SECOND // 8]], False, "8.0 tokens/s, wrong"),
+    ],
+)  # fmt: skip
+def test_a_cell_that_was_measured_is_said_with_its_speed_and_its_verdict(cell, samples, valid, said):
+    row = msgspec.structs.replace(made_up(cell, Conditions()), samples_ns=samples, valid=valid)
+    assert live.speed(row).endswith(said)
+    assert live.speed(msgspec.structs.replace(row, status="hang")) == ""
+
+
+def test_what_runs_in_parallel_takes_no_less_than_each_of_its_parts():
+    """The clock starts before the first thread is let go: a thread that woke late once gave 1,005 GB/s."""
+    waits = [partial(time.sleep, 0.002)] * 4
+    assert min(kernels._in_parallel(waits) for _ in range(50)) >= 2 * 10**6

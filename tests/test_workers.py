@@ -84,6 +84,7 @@ def test_a_killed_worker_is_reported_with_its_signal(without_rope):
     found = outcome(mini("prefill"), without_rope, limit_s=25.0)
     killer.join()
     assert (found.status, found.failure.signal) == ("killed", "SIGKILL")
+    assert "memory" in str(found.failure)
 
 
 def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path):

@@ -4,9 +4,9 @@ import errno
 import os
 
 MORE_MEMORY = "close other programs or raise the limit with `ulimit`, then give the same command"
-LACKS_MEMORY = (  # in the words of Python, of Rust, of the C library, of the loader, of C++ and of ggml
+LACKS_MEMORY = (  # in the words of Python, of Rust, of the C library, of the loader, of C++, of ggml and of Metal
     "MemoryError", "can't start new thread", f"os error {errno.ENOMEM}", "Cannot allocate memory",
-    "failed to map segment", "bad_alloc", "mem_buffer != NULL", "failed to allocate",
+    "failed to map segment", "bad_alloc", "mem_buffer != NULL", "failed to allocate", "Insufficient Memory",
 )  # fmt: skip
 MENDS = {  # remedies for what a system refuses, by errno; any other errno is a bug in this program
     errno.ENOENT: "look whether the path is right",

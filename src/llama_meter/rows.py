@@ -105,6 +105,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_bytes: int = 0  # of a sample of read; of a shipment's state
     n_flops: int = 0  # matmul: floating-point operations per sample
     splits: tuple[int, int] | None = None  # parts of a prompt's graph and of a step's, each on one device
+    flash_attention: bool | None = None  # whether the engine computed with it, whatever the cell asks for
+    buffer_bytes: int = 0  # of weights, caches, states and computing on all devices, as the engine tells of them
     checks: dict[str, float | bool] = {}  # errors are relative, ‖a − b‖ / ‖b‖ of logits; booleans are the verdict
     series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
     requests: list[Request] = []

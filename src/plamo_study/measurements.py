@@ -66,8 +66,9 @@ def measurements(
         metric
             What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
             steps), "read" and "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its
-            weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
-            step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
+            weights), "memory" (of weights, caches and computing; of rows before that was told, the peak resident
+            size). Of a shipment: "prefill", "save", "check", "send", "load", "first step", "state" (its bytes),
+            "identical" (1 where every bit of the answer is) and "error". Of requests
             that arrive: "ttft", "itl", "itl_max", "throughput" and "arrivals". Of a prompt that
             arrives while others are answered (notebook 06): "step before", "itl" and "itl_max" of those
             others, the prompt's "ttft", "chunk" (the calls with a full chunk in them) and "arrival" (every
@@ -300,6 +301,5 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts
-    if row["model"] and row["peak_rss_bytes"]:
-        peak = float(row["peak_rss_bytes"])
-        yield "memory", "B", peak, np.array([peak])
+    if row["model"] and (needed := float(row["buffer_bytes"] or row["peak_rss_bytes"])):
+        yield "memory", "B", needed, np.array([needed])

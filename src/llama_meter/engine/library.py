@@ -32,8 +32,17 @@ SAID = {
     "commit": "ggml_commit",
 }  # functions, where a release has them
 REFUSAL = re.compile(rb"error loading model[^:\n]*: ([^\n]{1,200})")  # llama.cpp, llama_model_load
+# llama-model.cpp, llama-kv-cache.cpp, llama-context.cpp: "CPU_Mapped model buffer size = 5.16 MiB"
+BUFFER = re.compile(rb"(\S+) +(model|KV|RS|output|compute) buffer size = +([\d.]+) MiB")
+# ggml-metal-context.m, ggml_metal_synchronize: llama_decode returns 0 all the same, and only the next call fails
+GPU_FAILED = re.compile(rb"(command buffer \d+ failed with status \d+)|^error: ([^\n]{1,200})")
+# llama-context.cpp: "flash_attn = enabled", or later "Flash Attention enabled" or "… was auto, set to enabled"
+FLASH = re.compile(rb"(?:flash_attn += |Flash Attention (?:was auto, set to )?)(enabled|disabled)")
 _splits: list[tuple[int, int]] = []
+_flash: list[bool] = []
 _refusals: list[str] = []
+_buffers: dict[tuple[str, str], float] = {}  # MiB by device and kind: the most over this process's contexts
+gpu_failures: list[str] = []  # what a GPU's driver said of calls that it did not complete
 _keep_alive: list[Any] = []
 
 
@@ -168,6 +177,25 @@ def splits() -> tuple[int, int] | None:
     return (max(prompt for prompt, _ in _splits), max(step for _, step in _splits)) if _splits else None
 
 
+def flash_attention() -> bool | None:
+    """Whether the first context computes with flash attention, whatever was asked for; None where nothing says it."""
+    return _flash[0] if _flash else None
+
+
+def buffer_bytes() -> int:
+    """Memory of weights, caches, states and computing, on all devices, as the engine tells of it; 0 for no model."""
+    return round(sum(_buffers.values()) * 2**20)
+
+
+def lacks_room(n_bytes: int = 0) -> str:
+    """Why a model does not fit in the memory that its GPU offers, or "". `n_bytes`: of a file still to be loaded."""
+    for gpu in gpus():
+        needed = n_bytes or 2**20 * sum(mib for (device, _), mib in _buffers.items() if device.startswith(gpu["name"]))
+        if gpu["memory_bytes"] and needed > gpu["memory_bytes"]:
+            return f"it needs {needed / 1e9:.3g} GB there, and {gpu['name']} offers {gpu['memory_bytes'] / 1e9:.3g} GB"
+    return ""
+
+
 def refusal() -> str:
     """Why llama.cpp did not load the last model, in its words, whose names come from the file: unprintable characters
     are escaped. "" where it did not say, or the log is not captured."""
@@ -184,6 +212,13 @@ def _log_to(write: Callable[[bytes], None]) -> None:
     def on_log(level: int, text: bytes, user_data: int) -> None:
         if match := GRAPH.search(text):
             _splits.append((int(match[1]), int(match[2] or match[1])))
+        if match := FLASH.search(text):
+            _flash.append(match[1] == b"enabled")
+        if match := BUFFER.search(text):
+            place = match[1].decode(errors="replace"), match[2].decode()
+            _buffers[place] = max(_buffers.get(place, 0.0), float(match[3]))
+        if (match := GPU_FAILED.search(text)) and (match[1] or gpu_failures):  # the second line says why
+            gpu_failures.append(plain((match[1] or match[2]).decode(errors="replace"), kept=""))
         if match := REFUSAL.search(text):
             _refusals.append(plain(match[1].decode(errors="replace"), kept=""))
         write(text)

@@ -78,6 +78,9 @@ class Session:
             if self._owns_model:
                 llama.llama_model_free(self.model)
             raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
+        if config.n_gpu_layers and (why := library.lacks_room()):
+            self.__exit__(None, None, None)
+            raise EngineError(f"a context of {config.n_seq_max} x {config.n_ctx_seq} tokens does not fit: {why}")
         self.memory = llama.llama_get_memory(self.context)
         self.vocab = llama.llama_model_get_vocab(self.model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
@@ -304,6 +307,8 @@ class Session:
         llama.llama_synchronize(self.context)
         if code:
             raise EngineError(f"llama_decode returned {code}: {DECODE_ERRORS.get(code, 'fatal error')}")
+        if library.gpu_failures:
+            raise EngineError(f"the GPU did not complete a call ({'; '.join(library.gpu_failures)})")
         self.n_evaluated += n_tokens
 
     def _make_batch(self, n: int) -> "llama.llama_batch":
@@ -352,6 +357,8 @@ def _of_states(what: str, part: Part) -> Callable[..., int]:
 def load(path: Path | str, params: "llama.llama_model_params") -> int:
     """Load a model file; EngineError where llama.cpp cannot."""
     library.forget_refusals()
+    if params.n_gpu_layers < 0 and (why := library.lacks_room(Path(path).stat().st_size)):
+        raise EngineError(f"{path} does not fit on the GPU: {why}")
     model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
         why = library.refusal()

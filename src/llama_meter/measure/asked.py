@@ -27,8 +27,8 @@ class Sweep:
     decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
     `n_clients`: requests at a time. `rates`: requests a second. `dtypes`: types of the models that the repository
     brings. `n_draft`: tokens of a draft. `acceptance`: how likely a drafted token is right. `draft_file`: the model
-    that drafts for `files`, at most one. `blocks`: processes of every cell, one number. `n_threads`, `n_gpu_layers`
-    (-1: all), `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
+    that drafts for `files`, at most one. `seed`: of drawn batches. `blocks`: processes of every cell, one number.
+    `n_threads`, `n_gpu_layers` (-1: all), `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
     """
 
     files: tuple[File, ...] = ()
@@ -50,6 +50,7 @@ class Sweep:
     acceptance: tuple[float, ...] = ()
     draft_file: tuple[File, ...] = ()
     blocks: tuple[int, ...] = ()
+    seed: tuple[int, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """The engine's settings that were asked for, by the names that cells give them."""

@@ -16,7 +16,7 @@ from llama_meter.errors import MORE_MEMORY, StudyError, says_memory
 from llama_meter.journal import Journal
 from llama_meter.measure import identity, machine, system, watch
 from llama_meter.measure.facts import plainly
-from llama_meter.measure.files import model_fact
+from llama_meter.measure.files import digest, model_fact
 from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import Outcome, work
 from llama_meter.measure.tasks import Task
@@ -66,6 +66,9 @@ class Bench:
         lasting = {folder: identity.of_engine(facts) for folder, facts in engines.items()}
         self.engines = {folder: self._add_fact("engine", facts) for folder, facts in lasting.items()}
         gpus = next((gpus for _, gpus in asked.values() if gpus), [])
+        layers = max((abs(cell.n_gpu_layers) for cell in plan.asked if isinstance(cell, OnEngine)), default=0)
+        if layers and not gpus:
+            raise StudyError("layers on a GPU", "the engine finds none here", "leave n_gpu_layers out, or give 0")
         here = machine.facts() | ({"gpus": gpus} if gpus else {})
         self.machine = self._add_fact("machine", identity.of_machine(here))
         self.systems = {
@@ -74,8 +77,9 @@ class Bench:
         }
         files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
         with ThreadPoolExecutor() as threads:  # mostly hashing, which releases the GIL
-            facts = threads.map(lambda file: model_fact(*file), files)
-        self.models = {file: self._add_fact("model", fact) for file, fact in zip(files, facts, strict=True)}
+            facts = dict(zip(files, threads.map(lambda file: model_fact(*file), files), strict=True))
+        self.hashes = {file: fact["sha256"] for file, fact in facts.items()}
+        self.models = {file: self._add_fact("model", fact) for file, fact in facts.items()}
         self.keys: dict[Task, str] = {}
 
     def key(self, task: Task) -> str:
@@ -90,13 +94,20 @@ class Bench:
         return row_key(study, task.cell, model, engine, self.machine, task.replicate, *others)
 
     def measure(self, task: Task, left_s: float) -> Row:
-        """The row of a task, measured in a worker. TimeUpError where it did not end within `left_s` seconds."""
+        """The row of a task, measured in a worker. TimeUpError where it did not end within `left_s` seconds.
+
+        StudyError where another file lies in a file's place by then: its gate and its facts are those of the first.
+        """
         before = watch.before_row() if task.cell.is_timed else machine.state()
         started, load, throttled = self.clock.now(), machine.load(), system.throttled_ns() or 0
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=self.clock.seconds() + left_s)
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
+        for file in task.cell.files:
+            if digest(*file) != self.hashes[file]:
+                why = "was replaced while it was measured: this row is not kept"
+                raise StudyError(str(recipes.model_path(*file)), why, "run the command again: it is judged anew")
         conditions = Conditions(
             load_1min=None if load is None else round(load, 2),
             before=before,

@@ -14,6 +14,11 @@ from llama_meter.models.header import read
 from llama_meter.models.tensors import TensorInfo
 
 NOT_SHAPE = ("name", "scale", "trained", "values", "weights")
+UNCOUNTED = {  # words in the keys of a header: what makes the bytes of a token other than its size and keys say
+    "expert_used_count": "a mixture of experts reads some of its weights", "sliding_window": "its windows are its own",
+    "ssm": "its states are its own", "wkv": "its states are its own", "shortconv": "its states are its own",
+    "kda": "its states are its own", "kv_lora_rank": "it keeps its keys compressed",
+}  # fmt: skip
 SUMMED = ("count", "n_elements", "n_bytes")
 SOURCE = "F16"  # type that the quantizer makes others from
 
@@ -71,6 +76,12 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
     return fact | ({"trained": True} if spec.trained else {})
 
 
+def digest(name: str, scale: str, dtype: str) -> str:
+    """The hash of what lies in a file's place now: the one in its fact, unless it was replaced. StudyError for none."""
+    parts = given.FILES[name, scale, dtype].parts if scale == registry.GIVEN else ()
+    return noted.of_parts(parts if len(parts) > 1 else [recipes.model_path(name, scale, dtype)])
+
+
 def _shape(spec: registry.ModelSpec) -> dict[str, Any]:
     return {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in NOT_SHAPE}
 
@@ -91,8 +102,16 @@ def _given(name: str, dtype: str) -> dict[str, Any]:
         "shape": _shape(file.spec),
         "tensors": by_kind(table),
         "findings": [finding.code for finding in file.findings],
+        **({"uncounted": why} if (why := uncounted(file)) else {}),
         **({"like": like} if (like := _same_shape(file.spec)) else {}),
     }
+
+
+def uncounted(file: given.Given) -> str:
+    """Why the bytes and operations of a token are not computed for a given file, or ""; of PLaMo they always are."""
+    keys = [] if file.spec.arch in registry.ARCHS else read(file.parts[0]).records
+    words = {word for key in keys for word in key.split(".")}
+    return next((why for word, why in UNCOUNTED.items() if word in words), "")
 
 
 def _same_shape(spec: registry.ModelSpec) -> str:

@@ -281,7 +281,8 @@ def check_cell(cell: Cell) -> None:
     most = registry.spec(cell.model, cell.scale).context_length
     if n_prompt + n_gen > most:
         why = f"{n_prompt} + {n_gen} tokens do not fit the model's context of {most}"
-        raise StudyError(what, why, "choose a shorter prompt or fewer steps")
+        mend = f"choose a shorter prompt or fewer steps: -p n_prompt {most // 4},{most // 2} -p n_gen {most // 4}"
+        raise StudyError(what, why, mend)
     if isinstance(cell, Decode) and cell.policy == "shared" and not cell.depth:
         raise StudyError(what, "only decode after a prompt can share it", "pack it")
 

@@ -36,6 +36,7 @@ SILENT: dict[Late | Literal["quota"], str] = {
     "stopped": "no answer, but it was stopped or the machine slept",
     "quota": "no answer, but a CPU quota kept it from computing",
 }
+KILLED = "another program killed it; where memory runs out, the system does: take a smaller file or a shorter context"
 LOOKS = 12  # checks of a worker within its time limit, each costing this process some tens of microseconds
 MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: most limits, and seconds beyond the first
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
@@ -185,11 +186,12 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
     ended_by = machine.ended_by(child.returncode)
     why = "quota" if late == "starved" and watch.throttled(whole) else late
+    killed = KILLED if ended_by == signal.SIGKILL and not late else ""
     failure = Failure(
         stage=stages[-1] if stages else "spawn",
         exit_code=None if ended_by else child.returncode,
         signal="" if late or not ended_by else signal.Signals(ended_by).name,
-        message=undecoded or next(iter(errors + asserts), SILENT[why] if why else ""),
+        message=undecoded or next(iter(errors + asserts), SILENT[why] if why else killed),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
     partial = Measured(checks=heard(lines))  # before it ended

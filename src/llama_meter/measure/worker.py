@@ -47,7 +47,10 @@ def main() -> None:
         measured = _do(line, sys.argv[2] if len(sys.argv) > 2 else "")
     peak = measured.peak_rss_bytes or machine.peak_rss()
     measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
-    measured = msgspec.structs.replace(measured, splits=measured.splits or _splits())
+    library: Any = sys.modules.get("llama_meter.engine.library")
+    if library:
+        told = {"buffer_bytes": library.buffer_bytes(), "flash_attention": library.flash_attention()}
+        measured = msgspec.structs.replace(measured, splits=measured.splits or library.splits(), **told)
     answers.write(msgspec.json.encode(measured))
     answers.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time
@@ -94,13 +97,6 @@ def _do(line: bytes, workload: str) -> Measured:
     usual = import_module(USUAL)  # it loads the engine and NumPy; a simulation does without both
     done: Measured = usual.run(job.cell, Path(job.path), job.replicate, stage)
     return done
-
-
-def _splits() -> tuple[int, int] | None:
-    """The graph splits that the engine told of; None where nothing loaded an engine."""
-    library: Any = sys.modules.get("llama_meter.engine.library")
-    splits: tuple[int, int] | None = library.splits() if library else None
-    return splits
 
 
 def stage(name: str) -> None:

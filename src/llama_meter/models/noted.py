@@ -43,10 +43,15 @@ def sha256(path: Path) -> str:
     return _noted(path).sha256
 
 
+def of_parts(parts: Sequence[Path]) -> str:
+    """The hash of a file with all its parts: of the hashes of these where there are several."""
+    digests = [sha256(part) for part in parts]
+    return digests[0] if len(parts) == 1 else sha256_of("".join(digests).encode()).hexdigest()
+
+
 def checked(parts: Sequence[Path], check: Callable[[], list[Finding]]) -> tuple[str, tuple[Finding, ...]]:
     """The hash of a file with all its parts, and the findings of its check, which is made where a part has changed."""
-    digests = [sha256(part) for part in parts]
-    whole = digests[0] if len(parts) == 1 else sha256_of("".join(digests).encode()).hexdigest()
+    whole = of_parts(parts)
     first = _noted(parts[0])
     if first.whole != whole:
         rows = [(finding.severity, finding.code, finding.evidence, finding.mend) for finding in check()]

@@ -125,9 +125,11 @@ class Here:
         """(best, usual) ceilings for a file, or for a tensor type by name.
 
         A file's: its weights over the time of its kernels, each type at its own rate; `heads`: rows of the output head
-        per token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured; types of
-        less than NEGLIGIBLE of the file's bytes are left out.
+        per token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured and a
+        file whose bytes are not counted; types of less than NEGLIGIBLE of the file's bytes are left out.
         """
+        if not isinstance(what, str) and (why := what.get("uncounted")):
+            raise StudyError(f"the ceilings of {what['name']}", f"are not computed: {why}", "compare its times alone")
         bandwidth = self.read()
         shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
         rates = {dtype: self.kernel(dtype) for dtype in shares}

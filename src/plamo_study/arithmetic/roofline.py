@@ -129,8 +129,11 @@ def parts(
     The head is computed for each sequence's last token. Weights are read once per micro-batch of `n_ubatch` tokens, the
     head's where one ends a sequence; every micro-batch reads the keys and values before it and reads and writes the
     states of its sequences. `together`: one stream for all sequences, else one call each. FLOPs: 2 per weight and
-    token; 4 * heads * head_dim per visible key (q.k and p.v, causal, window-limited); scan; convolution.
+    token; 4 * heads * head_dim per visible key (q.k and p.v, causal, window-limited); scan; convolution. All NaN for
+    another architecture that reads otherwise (`uncounted` in its fact).
     """
+    if model.get("uncounted"):
+        return [Part("all", float("nan"), float("nan"))]
     shape, (mamba, sliding, full) = model["shape"], layers(model)
     total, pieces = n_seq * n_tokens, -(-n_tokens // n_ubatch)
     passes = -(-total // n_ubatch) if together else n_seq * pieces

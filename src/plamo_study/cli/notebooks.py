@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import machine, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
 from llama_meter.measure.durations import lasts
+from llama_meter.models import given as files_given
 from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
 from plamo_study.live import at_hand as core, budget, conduct, live
@@ -182,6 +184,8 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         if notebook is notebooks[0]:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
+            if not runs.is_current(notebook, own, paths.REPORTS, digest):
+                _keep_page(notebook.stem, own)
             results.append(runs.run(notebook, own, paths.REPORTS, digest))
             if asked.published and results[0].is_new and len(notebooks) > 1:
                 publishing.write()
@@ -194,6 +198,18 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     if asked.published and changed and any(result.output for result in results):
         publishing.write()
     return 1 if report.summary(results) or failed else 0
+
+
+def _keep_page(name: str, values: Mapping[str, Any]) -> None:
+    """Before this machine's page is written anew: keep that of another day or other files, NAME-FILE-DATE."""
+    page = paths.REPORTS / f"{name}.ipynb"
+    if name != core.NOTEBOOK or not (made := runs.made(page)):
+        return
+    files, day = made
+    if (files, day) != (str(values.get("files", "")), f"{datetime.now(UTC):%Y-%m-%d}"):
+        of = Path(next(iter(files_given.split(files)), Path("models"))).stem if files else "models"
+        kept = page.rename(page.with_stem(f"{name}-{of}-{day}"))
+        report.console.print(f"kept as {report.short(kept)}: the page of {day}", soft_wrap=True)
 
 
 def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[live.Ahead]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from math import nan
 from statistics import median
 from typing import Any, NamedTuple
@@ -186,8 +187,10 @@ def speed(row: Row) -> str:
     """A row's tokens a second and its verdict, in words; empty for a row that times no prompt and no step."""
     if row.status != "ok" or row.anchor or not isinstance(row.cell, Prefill | Decode):
         return ""
-    each = row.cell.n_prompt if isinstance(row.cell, Prefill) else 1
-    taken = median(ns for sample in row.samples_ns for ns in sample) / 1e9
+    each, times = 1, row.samples_ns  # of steps
+    if isinstance(row.cell, Prefill):  # read in one call or several
+        each, times = row.cell.n_prompt, [[sum(sample)] for sample in times]
+    taken = median(chain(*times)) / 1e9
     judged = {True: "right", False: "wrong", None: "as its first process"}[row.valid]
     return f"{named(row.cell)}: {each * row.cell.n_seq / taken:,.1f} tokens/s, {judged}"
 

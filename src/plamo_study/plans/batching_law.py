@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from llama_meter.cells import Answers, Cell, Decode, Isolation, Replay
 from llama_meter.errors import StudyError
+from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import MODELS, TIME_LIMIT_S, Plan, change, with_gates
 
 Calls = list[list[tuple[int, int]]]
@@ -133,16 +134,18 @@ SLOTS = 16
 LOADS = ((2, 128), (16, 32))
 
 
-def batching_law(scale: str, gpu: bool = False, seeds: tuple[int, ...] = LAW_SEEDS, n: int = LAW_CELLS) -> Plan:
+def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING, n: int = LAW_CELLS) -> Plan:
     """`n` configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
 
     Also the map of packed prompts by number and batch size, and the operator's three tests. The law depends only on
-    the shape of calls, so the embedded models suffice.
+    the shape of calls, so the embedded models suffice. `sweep`: other seeds.
     """
+    if sweep.files:
+        raise StudyError("files", "the law is held against the embedded models", "give -p seed, for fresh draws")
     if scale != "mini":
         raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
     tests = [three_tests(test, model) for test in TESTS for model in MODELS]
-    grids = (grid(seed, n, *MODELS) for seed in seeds)
+    grids = (grid(seed, n, *MODELS) for seed in sweep.seed or LAW_SEEDS)
     drawn = [cell for of_seeds in zip(*grids, strict=True) for cell in of_seeds]
     cells = (*tests, *drawn[:NEEDED], *packed_map(MODELS[0]), *drawn[NEEDED:])
     anchor = Decode(model=MODELS[0], scale="mini", dtype="F16", depth=16, n_gen=32)

@@ -39,7 +39,9 @@ def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     `sweep`: other files, depths or settings.
     """
     base, files = _base(scale, gpu, sweep)
-    deepest = (LARGER[scale],) * len(files) if sweep.files else (DEEPEST[scale], DEEPEST[scale], LARGER[scale])
+    deepest: tuple[int, ...] = (DEEPEST[scale], DEEPEST[scale], LARGER[scale])
+    if sweep.files:
+        deepest = tuple(_quarters(base, min(LARGER[scale], registry.spec(*file[:2]).context_length)) for file in files)
     if sweep.n_depth:
         base, deepest = plan.change(base, rungs=_rungs(sweep)), (max(sweep.n_depth),) * len(files)
     ladders = [on_file(plan.change(base, n_ctx=n), file) for file, n in zip(files, deepest, strict=False)]
@@ -77,6 +79,8 @@ def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """
     base, files = _base(scale, gpu, sweep)
     n_ctx = max((*sweep.n_depth, 0)) or COMPARED[scale]
+    if sweep.files:
+        n_ctx = _quarters(base, min(n_ctx, *(registry.spec(*file[:2]).context_length for file in files)))
     base = plan.change(base, n_ctx=n_ctx, ladder=FEW)
     asked = "/".join((base.flash_attn, base.type_k, base.type_v))
     compared = tuple(dict.fromkeys((*CACHES[:2], asked))) if sweep.settings().keys() - {"n_gpu_layers"} else CACHES
@@ -91,6 +95,11 @@ def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     whole = plan.change(whole, type_k="f16", type_v="f16") if sweep.settings() else whole
     cells += [on_file(plan.change(whole, flash_attn=flash), file) for file in sliding for flash in ("on", "off")]
     return _planned("05-memory", scale, tuple(cells), sweep)
+
+
+def _quarters(base: Depth, n: int) -> int:
+    """A depth of at most `n` tokens whose quarters are whole micro-batches; one micro-batch each at least."""
+    return max(n // (4 * base.n_ubatch), 1) * 4 * base.n_ubatch
 
 
 def _kind(name: str) -> dict[str, str]:
@@ -169,8 +178,8 @@ def check(cell: Cell) -> None:
     if not isinstance(cell, OnModel):
         return
     what, n = f"cell {cell.workload} of {cell.model}", cell.shape[1]
-    if n > MOST_TOKENS:
-        raise StudyError(what, f"{n} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
+    if n > (most := min(MOST_TOKENS, registry.spec(cell.model, cell.scale).context_length)):
+        raise StudyError(what, f"{n} tokens are more than {most}", f"choose a smaller depth, such as -p n_depth {most}")
     if isinstance(cell, Depth) and not cell.text and not cell.rungs and (not n or n % (4 * cell.n_ubatch)):
         why = f"{n} tokens are not a multiple of four micro-batches of {cell.n_ubatch}"
         raise StudyError(what, why, f"choose a multiple of {4 * cell.n_ubatch}")

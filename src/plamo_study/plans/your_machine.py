@@ -22,6 +22,7 @@ from llama_meter.measure.plan import (
     scale_of,
     thread_counts,
 )
+from llama_meter.models import registry
 
 N_PROMPT, N_GEN = (512, 128, 2048), (16,)  # tokens read and written, in order of need
 N_SEQ = (4, 5, 8, 9, 16, 2, 12, 32)  # on either side of two jumps first; one sequence is measured for the phases
@@ -33,7 +34,13 @@ GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded d
 def first_round(scale: str, sweep: Sweep) -> Sweep:
     """What the five answers need at least, of the same cells: no file has to be quantized for it."""
     dtypes = () if sweep.files else (DTYPE[scale],)
-    return replace(sweep, n_prompt=N_PROMPT[:1], n_seq=N_SEQ[:2], dtypes=dtypes, blocks=(LEAST_BLOCKS,))
+    return replace(sweep, n_prompt=_prompts(scale, sweep)[:1], n_seq=N_SEQ[:2], dtypes=dtypes, blocks=(LEAST_BLOCKS,))
+
+
+def _prompts(scale: str, sweep: Sweep) -> tuple[int, ...]:
+    """Tokens that are read at once: as asked, else those of our own that the context of every file holds."""
+    most = min(registry.spec(*file[:2]).context_length for file in files_of(scale, sweep))
+    return sweep.n_prompt or tuple(n for n in N_PROMPT if n <= most) or (most // 2,)
 
 
 def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -43,7 +50,7 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     threads = sweep.n_threads or thread_counts()[:1]
     base = Prefill(scale=scale, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
     base = change(base, **sweep.settings())
-    prompts, (answer, *answers) = sweep.n_prompt or N_PROMPT, sweep.n_gen or N_GEN
+    prompts, (answer, *answers) = _prompts(scale, sweep), sweep.n_gen or N_GEN
     (depth, *depths) = sweep.n_depth or (DEPTH,)
 
     def step(file: File, n_gen: int = answer, at: int = depth) -> Decode:

@@ -72,6 +72,7 @@ PARAMETERS = {
     "study": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
+    "users": COUNT,
     "n_prompt": COUNT,
     "n_gen": COUNT,
 }

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -232,15 +233,27 @@ def side_by_side(
         return
     with made as pool:
         given = [
-            pool.submit(run, notebook, values, out_dir, inputs) if new else None
+            pool.submit(_in_pool, notebook, values, out_dir, inputs) if new else None
             for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
         ]
         for (notebook, values, inputs), running in zip(jobs, given, strict=True):
             yield running.result() if running else run(notebook, values, out_dir, inputs)
 
 
+def _in_pool(*job: Any) -> RunResult:
+    """`run`; an interrupt, which every process of a terminal gets, ends its kernel and then this process, silently."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run(*job)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _end_with_parent() -> None:
-    """End this pool process with its parent; it would wait for work forever once the parent is killed."""
+    """End this pool process with its parent, for which it would wait forever, and by an interrupt while it waits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = parent_process()
     assert parent
 
@@ -262,6 +275,15 @@ class Whole(msgspec.Struct):
     """Of an executed notebook what says where it comes from. Nothing else of it is kept, and all of it must be JSON."""
 
     metadata: dict[str, Any]
+
+
+def made(output: Path) -> tuple[str, str] | None:
+    """The files that an executed notebook was given and the day it began, in UTC; None where it cannot be read."""
+    try:
+        papermill = parsed(output.read_bytes(), Whole).metadata["papermill"]
+        return str(papermill["parameters"].get("files", "")), str(papermill["start_time"])[:10]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _was_made_from(output: Path) -> str:

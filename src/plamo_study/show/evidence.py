@@ -75,12 +75,20 @@ def provenance(recording: Recording) -> Table:
         f, (libraries, description) = recording.facts[i], _of_system(recording, "engine", i, names)
         said = f"; {build_name(f)}: {description}" if f.get("corrects") else ""
         entries.append(("engine", f"{f['binding']}, llama.cpp {commit(f)}, libraries {libraries[:12]}{said}"))
+    entries += [("cache", said) for said in _caches(recording.rows)]
     entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
     if recording.left_out:
         entries.append(
             ("no time for", f"{len(recording.left_out)} cells: {', '.join(map(_named, recording.left_out))}")
         )
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
+
+
+def _caches(rows: pd.DataFrame) -> list[str]:
+    """Types of keys and values, and whether flash attention was on where the engine told."""
+    said = rows[rows["flash_attention"].notna()] if "flash_attention" in rows else rows.head(0)
+    kinds = said[["type_k", "type_v", "flash_attention"]].drop_duplicates().itertuples(index=False)
+    return [f"keys {k}, values {v}, flash attention {'on' if flash else 'off'}" for k, v, flash in kinds]
 
 
 def _of_system(recording: Recording, what: str, name: str, wanted: Mapping[str, str]) -> list[str]:
