@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadFileScheduling
 
 from llama_meter import children
-from llama_meter.cells import Cell
+from llama_meter.cells import KINDS, Cell
 from llama_meter.measure import bench, machine, plan
 from llama_meter.models import synthetic
 
@@ -115,9 +115,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:
     """A cell on an embedded model, one thread, so that parallel tests do not wait for one another.
 
-    Fields by their names in JSON.
+    It starts from 16 tokens.
     """
-    usual = {"workload": workload, "model": model, "scale": "mini", "dtype": "F16", "n_prompt": 16}
+    fields_of = KINDS[workload].__struct_fields__
+    before = next((name for name in ("n_prompt", "depth", "n_ctx", "n_tokens", "longer") if name in fields_of), "seed")
+    usual = {"workload": workload, "model": model, "scale": "mini", "dtype": "F16", before: 16}
     return msgspec.convert(usual | fields, Cell)
 
 

@@ -57,7 +57,6 @@ TYPE = '''class Counted(AnyCell, frozen=True, kw_only=True, forbid_unknown_field
 TYPES = {  # in cells.py, each before the line it names
     "Cell = (\n": TYPE,
     ")  # fmt: skip\nKINDS": "    | Counted\n",
-    ")  # fmt: skip\n\n\ndef columns": '    "n_counted",\n',  # at the end of ORDER
 }
 ENTRIES = {  # in plans/registry.py, each before the line it names
     "}\nSTUDIES": f'    "{NAME}": "what does half a prompt cost",\n',

@@ -82,7 +82,7 @@ def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_t
     assert (hybrid["error"] > hybrid["limit"]).all()  # 0.08 to 1: trained weights forget
     assert (attention["error"] <= attention["limit"]).all()
     table = law_check.checked(every, known)
-    aborted = table[table["label"] == ""]
+    aborted = table[table["question"] == ""]
     assert (aborted["observed"] == "abort").all()
     assert aborted[["judged", "exact"]].all(axis=None)
     assert any(any(calls) for calls in aborted["foretold"])

@@ -1,16 +1,17 @@
 """What is committed, held against what it was made from: rows, numbers in prose, pictures, README.
 
-`make manifest` writes `data/manifest.json` anew: rows by journal, and numbers in prose that no output there shows.
+`make manifest` packs the rows that were added and writes `data/manifest.json` anew: rows by journal, and numbers in
+prose that no output there shows.
 """
 
-import gzip
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from llama_meter import paths
+from llama_meter import journal, paths
 from plamo_study.show import theme
 
 MANIFEST = paths.DATA / "manifest.json"
@@ -54,16 +55,19 @@ def typed(page):
 
 def counted(path):
     """Rows and facts of a journal, and the beginning of its hash."""
-    data = path.read_bytes()
-    data = gzip.decompress(data) if path.suffix == ".gz" else data
+    data = journal.stored(path)
     kinds = [json.loads(line)["kind"] for line in data.splitlines()]
     return f"{kinds.count('row')} rows, {kinds.count('fact')} facts, {hashlib.sha256(data).hexdigest()[:16]}"
 
 
+def tracked():
+    """Paths of the tracked journals."""
+    return [path for place in ("others", "reference") for path in journal.journals(paths.MEASURED / place)]
+
+
 def journals():
     """Every tracked journal by its name."""
-    found = sorted(path for place in ("reference", "others") for path in (paths.MEASURED / place).glob("*.jsonl*"))
-    return {path.relative_to(paths.MEASURED).as_posix().removesuffix(".gz"): counted(path) for path in found}
+    return {path.relative_to(paths.MEASURED).as_posix(): counted(path) for path in tracked()}
 
 
 def manifest():
@@ -114,5 +118,12 @@ def test_a_picture_and_its_alt_text_are_those_of_the_data_beside_them(page):
         assert "".join(each["data"]["image/png"]).strip() == data["image/png"], f"picture {number} shows other data"
 
 
+def test_what_is_measured_takes_no_more_than_15_mb():
+    files = (path for place in ("others", "reference") for path in (paths.MEASURED / place).iterdir())
+    assert sum(path.stat().st_size for path in files) <= 15 << 20
+
+
 if __name__ == "__main__":
+    for path in filter(Path.exists, tracked()):
+        journal.pack(path)
     MANIFEST.write_text(json.dumps(manifest(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -28,7 +28,7 @@ from plamo_study.stats import growth
 
 PART = 32
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)
-CELL = {"n_prompt": 4 * PART, "n_ubatch": PART, "n_gen": 2, "flash_attn": "on"}
+CELL = {"n_ctx": 4 * PART, "n_ubatch": PART, "n_gen": 2, "flash_attn": "on"}
 
 
 def opened(model, whole=True, room=16 * PART, **fields):
@@ -100,7 +100,7 @@ def test_logits_that_are_not_finite_make_a_depth_invalid(monkeypatch):
 @pytest.mark.parametrize("n_prompt", [0, 100, 1 << 20])
 def test_depths_that_cannot_be_measured_and_drift_of_random_weights_are_refused(n_prompt):
     with pytest.raises(StudyError):
-        plan_context.check(mini("depth", n_prompt=n_prompt))
+        plan_context.check(mini("depth", n_ctx=n_prompt))
     with pytest.raises(StudyError, match="embedded"):
         plan_context.drift("shape")
 
@@ -123,7 +123,7 @@ def test_depths_types_and_settings_that_were_asked_for_reach_every_cell(given_fi
     assert {(cell.files, cell.type_k, cell.n_threads) for cell in cells} == {((file,), "q8_0", 1)}
     ladder, *walks = [cell for cell in cells if cell.workload == "depth"]
     assert depth.depths(ladder) == (0, 600, 4096)
-    assert [walk.way for walk in walks] == [WALK]
+    assert [walk.ladder for walk in walks] == [WALK]
     kinds = plan_context.memory("shape", sweep=varied).cells
     assert {cell.n_ctx for cell in kinds} == {4096}
     assert [f"{cell.flash_attn}/{cell.type_k}/{cell.type_v}" for cell in kinds] == [
@@ -143,14 +143,14 @@ def test_depths_and_types_that_no_engine_computes_are_refused():
 @pytest.mark.long
 def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
-    few = plan.change(base, model=ATTENTION, way=FEW, n_ctx=16 * PART, flash_attn="off")
+    few = plan.change(base, model=ATTENTION, ladder=FEW, n_ctx=16 * PART, flash_attn="off")
     drifts = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=128, n_chunks=2)
     cells = (
         base,
-        plan.change(base, way=WALK, n_ctx=4 * PART),
+        plan.change(base, ladder=WALK, n_ctx=4 * PART),
         plan.change(base, model=ATTENTION, n_ctx=5 * PART, rungs=(PART + 3,)),
         few,
-        plan.change(few, way=WHOLE_WINDOW),
+        plan.change(few, ladder=WHOLE_WINDOW),
         plan.change(base, workload="naive", n_prompt=16, n_gen=8),
         plan.change(drifts, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
     )
@@ -161,14 +161,14 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     rows = frame.frame(summary.rows, frame.facts(journal.read(path)))
 
     found = context.samples(rows)
-    ladder, walked = (found[(found["label"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
+    ladder, walked = (found[(found["ladder"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
     at = [0, PART, 2 * PART, 4 * PART]
     assert [sorted(ladder[ladder["phase"] == phase]["depth"]) for phase in context.PHASES] == [at, at]
-    rungs = found[(found["label"] == LADDER) & (found["model"] == ATTENTION) & (found["phase"] == "decode")]
+    rungs = found[(found["ladder"] == LADDER) & (found["model"] == ATTENTION) & (found["phase"] == "decode")]
     assert rungs["depth"].tolist() == [0, PART + 3, 5 * PART]
     assert sorted(walked[walked["phase"] == "prefill"]["depth"]) == [0, PART, 2 * PART, 3 * PART]
     assert walked[walked["phase"] == "decode"]["depth"].tolist() == [4 * PART]
-    kinds = context_memory.kinds(rows[rows["label"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
+    kinds = context_memory.kinds(rows[rows["ladder"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
     assert kinds.loc[True, "kv"] > kinds.loc[False, "kv"], "a window that keeps everything reserves more"
     bits = context_memory.drift(rows).set_index("kind")["kld"]
     assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"

@@ -63,7 +63,7 @@ def test_a_mac_is_what_its_own_tools_say_and_what_only_linux_counts_is_unknown(m
         psutil.Process(os.getppid()).memory_full_info()
     assert child("(machine.MACOS, hasattr(os, 'posix_fadvise'))") == "(True, False)", "it is one for children too"
     for cell in plan.ceilings("mini", gpu=True, threads=(8,)):  # an Ultra's cache, which no sysctl tells of
-        assert cell.workload != "read" or cell.n_bytes >= 4 * (96 << 20)
+        assert cell.workload != "read" or cell.array_bytes >= 4 * (96 << 20)
 
 
 def test_a_starved_worker_stays_one_at_every_look_and_one_that_ended_ends_no_sweep(mac):

@@ -24,7 +24,7 @@ SMALL = {  # what is measured of each type of cell, with one thread
     Serving: {"n_prompt": 16, "n_gen": 4, "n_requests": 3, "n_clients": 2, "pattern": ""},
     Prefill: {"n_prompt": 16, "n_seq": 1, "repetitions": 1},
     Decode: {"depth": 16, "n_gen": 4, "n_seq": 1},
-    Read: {"n_bytes": 1 << 24, "repetitions": 2},
+    Read: {"array_bytes": 1 << 24, "repetitions": 2},
     MatMul: {"n_rows": 256, "repetitions": 2},
 }
 APART = ("killed", "mode", "server")  # fields whose every value is measured

@@ -373,7 +373,7 @@ def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
 @pytest.mark.long
 def test_shared_and_packed_prompts_are_timed_and_packed_ones_found_wrong_on_the_hybrid_alone(tmp_path):
     cells = tuple(
-        mini("decode", model, policy=policy, n_prompt=32, n_gen=6, n_seq=n)
+        mini("decode", model, policy=policy, depth=32, n_gen=6, n_seq=n)
         for model in (HYBRID, ATTENTION)
         for policy, n in (("shared", 1), ("shared", 5), ("packed", 3), ("per_sequence", 3))
     )

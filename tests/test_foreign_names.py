@@ -102,7 +102,7 @@ def test_no_name_is_a_formula_in_the_data_of_a_chart(begins):
 
 def test_what_names_are_made_of_stays_as_it_is():
     assert escaped(FREE) == FREE.replace("*", r"\*")
-    for path in REFERENCE.glob("*.jsonl"):
+    for path in journal.journals(REFERENCE):
         for record in journal.read(path):
             if isinstance(record, Fact):
                 assert plainly(record.data) == record.data

@@ -80,7 +80,7 @@ def test_an_engine_that_computes_otherwise_than_the_oracle_is_caught(name, seen)
     assert (worst(judged) > part_tolerance(seen.cell)) == (meets_it and name not in faults.HARMLESS)
 
 
-DEEP = {"n_prompt": 512, "n_batch": 512, "n_ubatch": 128, "n_gen": 4, "proof": "depth", "flash_attn": "on"}
+DEEP = {"n_prompt": 512, "n_batch": 512, "n_ubatch": 128, "n_gen": 4, "judges": "depth", "flash_attn": "on"}
 
 
 def gated_here(cell):
@@ -147,7 +147,7 @@ def test_a_gate_on_the_cpu_does_not_judge_the_rows_of_a_gpu():
 
 @pytest.mark.parametrize(("flash", "lost"), [("on", 0.04), ("off", 0.02)])
 def test_a_row_at_depth_is_allowed_less_than_a_lost_token_costs(flash, lost):
-    cell = mini("depth", HYBRID, n_prompt=4096, flash_attn=flash)
+    cell = mini("depth", HYBRID, n_ctx=4096, flash_attn=flash)
     assert tolerance(cell) < lost
 
 
@@ -179,7 +179,7 @@ def test_parts_alone_see_a_fault_in_any_layer(part, seen):
 
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 def test_a_gate_of_parts_passes_a_right_engine_and_says_what_it_allows(model):
-    cell = mini("gate", model, n_prompt=24, n_ubatch=8, proof="parts")
+    cell = mini("gate", model, n_prompt=24, n_ubatch=8, judges="parts")
     found = gated(cell)
     assert found.valid
     assert found.checks["parts_error"] <= found.checks["parts_tolerance"] == part_tolerance(cell)
@@ -189,7 +189,7 @@ def test_a_gate_of_parts_passes_a_right_engine_and_says_what_it_allows(model):
 
 def test_a_gate_of_parts_refuses_an_engine_that_lost_its_rotation(tmp_path, monkeypatch):
     """The engine made wrong: it is given another file than the oracle, one whose rotary base is another."""
-    cell, path = mini("gate", ATTENTION, n_prompt=24, n_ubatch=8, proof="parts"), mini_file(ATTENTION)
+    cell, path = mini("gate", ATTENTION, n_prompt=24, n_ubatch=8, judges="parts"), mini_file(ATTENTION)
     other = tmp_path / "other.gguf"
     data = bytearray(path.read_bytes())
     at = data.index(b"plamo3.rope.freq_base") + len(b"plamo3.rope.freq_base") + 4
@@ -232,10 +232,10 @@ def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tm
 # ---------------------------------------------------------------- prefill at depth
 
 
-@pytest.mark.parametrize("label", [cells.LADDER, cells.WALK])
+@pytest.mark.parametrize("ladder", [cells.LADDER, cells.WALK])
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_a_prompt_that_is_read_wrongly_at_depth_is_invalid(model, label, monkeypatch):
-    cell = mini("depth", model, n_prompt=256, n_ubatch=64, n_gen=2, flash_attn="on", label=label)
+def test_a_prompt_that_is_read_wrongly_at_depth_is_invalid(model, ladder, monkeypatch):
+    cell = mini("depth", model, n_ctx=256, n_ubatch=64, n_gen=2, flash_attn="on", ladder=ladder)
     assert depth.run(cell, mini_file(model), print).valid
     right = Session.evaluate_at
 

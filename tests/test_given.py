@@ -334,7 +334,7 @@ def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by
     assert not given.has_oracle(found.file), "PLaMo's own have scales and ropes that the oracle does not compute"
     wanted = asked.sweep(files=str(found.path), n_prompt="16", n_gen="4")
     [gate] = your_machine.your_machine("shape", sweep=wanted).gates
-    assert gate.judged == "consistent"
+    assert gate.judges == "consistent"
     with Session(found.path, SessionConfig(gate.n_prompt)) as session:
         measured = proof.gate(gate, session, [], found.path)
     assert measured.valid is True, measured.checks
@@ -358,7 +358,7 @@ def test_a_mixing_engine_is_no_consistent_one(llama, monkeypatch):
         swapped = dict(zip(tokens, reversed(tokens.values()), strict=True))
         usual(self, swapped if len(tokens) > 1 else tokens)
 
-    gate = Gate(model="x", scale="file", dtype="F16", n_prompt=24, judged="consistent")
+    gate = Gate(model="x", scale="file", dtype="F16", n_prompt=24, judges="consistent")
     with Session(llama, SessionConfig(24)) as session:
         assert proof.gate(gate, session, [], llama).valid is True
         monkeypatch.setattr(Session, "decode", mixed)

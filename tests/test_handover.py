@@ -105,7 +105,7 @@ def test_states_of_another_length_of_another_kind_or_cut_are_not_spliced(folder)
 
 
 def test_parts_of_a_state_add_up_to_about_the_whole(folder):
-    found = measured(msgspec.structs.replace(CELL, asked="parts"), folder)
+    found = measured(msgspec.structs.replace(CELL, compares="parts"), folder)
     assert found.valid
     assert found.checks["fixed_is_tail"]
     kld = {part: sum(found.series[f"kld/Q4_K_M>F16/{part}"]) for part in ("none", "all", *PARTS)}
@@ -115,14 +115,14 @@ def test_parts_of_a_state_add_up_to_about_the_whole(folder):
 
 def test_a_part_that_is_not_spliced_makes_the_row_wrong(monkeypatch, folder):
     monkeypatch.setattr(handover, "spliced", lambda own, other, names: own)
-    found = measured(msgspec.structs.replace(CELL, asked="parts"), folder)
+    found = measured(msgspec.structs.replace(CELL, compares="parts"), folder)
     assert not found.checks["all_is_other"]
     assert not found.checks["other_convolution"]
     assert not found.valid
 
 
 def test_a_free_answer_of_the_reference_is_its_own_to_the_end(folder):
-    found = measured(msgspec.structs.replace(CELL, asked="free"), folder)
+    found = measured(msgspec.structs.replace(CELL, compares="free"), folder)
     assert found.valid
     assert found.series["same/F16>F16"] == [CELL.n_gen] * CELL.n_chunks
     assert all(0 <= same <= CELL.n_gen for same in found.series["same/Q4_K_M>Q4_K_M"])

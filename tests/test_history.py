@@ -26,7 +26,7 @@ def test_every_build_was_asked_every_question_of_the_plan(recorded):
 
 
 def test_an_answer_is_one_word_from_a_crash_a_refusal_an_error_or_a_file_that_was_not_loaded(recorded):
-    row = recorded.rows[recorded.rows.label.eq("equal") & recorded.rows.status.eq("ok")].iloc[0].to_dict()
+    row = recorded.rows[recorded.rows.question.eq("equal") & recorded.rows.status.eq("ok")].iloc[0].to_dict()
     usual = row["checks"] | {"refused": False, "wrong": 0.0}
     unread = {"status": "error", "failure": "load: EngineError: llama.cpp cannot load a.gguf: unknown architecture"}
     changed = [

@@ -60,7 +60,7 @@ def test_the_meter_loads_no_pandas():
 def test_every_recorded_row_keeps_its_key():
     """A cell that would be encoded otherwise than when it was measured would be measured again, by everybody."""
     n_rows = 0
-    for path in sorted(paths.MEASURED.glob("reference/*.jsonl")):
+    for path in journal.journals(paths.MEASURED / "reference"):
         for row in journal.latest_rows(journal.read(path)):
             study = f"{row.study}/anchor" if row.anchor else row.study
             found = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others)

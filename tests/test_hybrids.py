@@ -49,7 +49,7 @@ def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fau
     cells = [cell for cell in hybrids.hybrids("mini").cells if isinstance(cell, Hybrid)]
     assert len(set(cells)) == len(cells)
     for model in (*hybrids.RECURRENT, *hybrids.CONTROLS):
-        own = [cell for cell in cells if cell.model == model and cell.dtype == "F32" and cell.shape == "whole"]
+        own = [cell for cell in cells if cell.model == model and cell.dtype == "F32" and cell.form == "whole"]
         assert {cell.question for cell in own if cell.planted} == set(QUESTIONS)
         for name, question in QUESTIONS.items():
             numbers = [cell.number for cell in own if cell.question == name and not cell.planted]
@@ -62,7 +62,7 @@ def test_another_backend_is_asked_everything_with_its_middle_number_and_prompts_
         (cell.model, cell.question, cell.number) for cell in usual if cell.planted
     }
     assert len(set(cells)) == len(cells) == 2 * sum(cell.planted for cell in cells)
-    assert {(cell.n_gpu_layers, cell.dtype, cell.shape, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
+    assert {(cell.n_gpu_layers, cell.dtype, cell.form, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
     assert {cell.longer for cell in hybrids.elsewhere("mini").cells} == {hybrids.LONGER}
     for question in QUESTIONS.values():
         longest = max(question.lengths, default=hybrid_questions.SHORT) + hybrids.LONGER
@@ -85,16 +85,14 @@ def generator():
 
 @pytest.mark.whole
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "how", [{}, {"dtype": "Q8_0"}, {"shape": "three layers"}, {"shape": "plain"}, {"planted": True}]
-)
+@pytest.mark.parametrize("how", [{}, {"dtype": "Q8_0"}, {"form": "three layers"}, {"form": "plain"}, {"planted": True}])
 def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, how):
     cell = Hybrid(**{"dtype": "F32", "model": "jamba-dense", "question": "steps"} | how)
     outcome = work(Job(cell=cell), 60.0, workload="llama_meter.workloads.hybrids")
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid
     assert (outcome.measured.checks["wrong"] > 0) == cell.planted
-    assert len(outcome.measured.series["sha256"]) == 32
+    assert len(outcome.measured.file_sha256) == 64
 
 
 def test_a_plain_file_keeps_its_layers_and_lacks_what_came_later(generator, tmp_path):

@@ -13,7 +13,7 @@ from examples import example_row
 
 from llama_meter import disk
 from llama_meter.errors import StudyError
-from llama_meter.journal import Journal, latest_rows, read
+from llama_meter.journal import Journal, journals, latest_rows, pack, packed, read
 from llama_meter.rows import SCHEMA, Fact
 
 
@@ -98,10 +98,41 @@ def test_one_process_writes_at_a_time_also_where_the_journal_was_taken_away(tmp_
     assert [r.key for r in read(tmp_path / "k.jsonl")] == ["a"]
 
 
-def test_a_newer_schema_is_refused(tmp_path):
+def test_another_schema_is_refused(tmp_path):
     path = tmp_path / "j.jsonl"
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(row("a"), schema=SCHEMA + 1)) + b"\n")
-    with pytest.raises(StudyError, match="newer"):
+    for schema, mend in ((SCHEMA + 1, "update this program"), (SCHEMA - 1, "measure again")):
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(row("a"), schema=schema)) + b"\n")
+        with pytest.raises(StudyError, match=mend):
+            read(path)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_packed_rows_come_first_and_are_never_doubled_even_where_packing_was_killed(tmp_path, killed):
+    path = filled(tmp_path / "j.jsonl", "a", "b")
+    added = path.read_bytes()
+    pack(path)
+    assert [r.key for r in read(path)] == ["a", "b"]
+    if killed:
+        path.write_bytes(added)
+    for keys in ("abc", "abcd"):
+        assert journals(tmp_path) == [filled(path, keys[-1])]
+        with Journal(path) as journal:
+            assert [r.key for r in read(path)] == [r.key for r in journal.records] == [*keys]
+        pack(path)
+    once = packed(path).read_bytes()
+    pack(filled(path))
+    assert (packed(path).read_bytes(), path.exists()) == (once, False)
+
+
+def test_a_torn_line_after_packed_rows_is_dropped_and_a_damaged_packed_part_is_said(tmp_path):
+    path = filled(tmp_path / "j.jsonl", "a")
+    whole = path.read_bytes()
+    pack(path)
+    path.write_bytes(whole[:-9])
+    assert [r.key for r in read(path)] == ["a"]
+    assert [r.key for r in read(filled(path, "b"))] == ["a", "b"]
+    packed(path).write_bytes(packed(path).read_bytes()[:-9])
+    with pytest.raises(StudyError, match="is damaged"):
         read(path)
 
 

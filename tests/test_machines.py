@@ -101,7 +101,7 @@ def test_a_second_machine_of_one_name_bears_what_differs_its_cache_or_else_a_par
 
 def test_recorded_machines_are_told_apart_by_names_that_what_computed_there_supports():
     facts, builds = {}, {}
-    for path in sorted((paths.MEASURED / REFERENCE).glob("*.jsonl")):
+    for path in journal.journals(paths.MEASURED / REFERENCE):
         records = journal.read(path)
         known = {record.id: record.data for record in records if hasattr(record, "data")}
         for row in journal.latest_rows(records):

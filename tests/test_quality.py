@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 
 
 def cell(text, *candidates, **fields):
-    sizes = {"n_prompt": CHUNK, "n_chunks": CHUNKS} | fields
+    sizes = {"n_ctx": CHUNK, "n_chunks": CHUNKS} | fields
     return mini("quality", text=str(text), candidates=candidates, **sizes)
 
 

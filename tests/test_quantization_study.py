@@ -261,7 +261,7 @@ def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_en
 
 
 def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):
-    cell = mini("decode", n_prompt=4, n_gen=2)
+    cell = mini("decode", depth=4, n_gen=2)
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
     large = phases.run(cell, mini_file(), 0, lambda stage: None)
     assert len(large.series["read"]) == phases.BESIDE_PASSES
@@ -271,7 +271,7 @@ def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeyp
 
 
 def test_weights_in_memory_of_the_process_compute_the_same():
-    measured(mini("decode", n_prompt=8, n_gen=4, use_mmap=False))
+    measured(mini("decode", depth=8, n_gen=4, use_mmap=False))
 
 
 def test_rows_of_two_machines_never_stand_in_one_frame():

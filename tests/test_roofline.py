@@ -222,7 +222,7 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(first):
 
 def test_the_depths_of_a_ladder_become_passes_of_their_own(first):
     row = first.rows[(first.rows["workload"] == "decode") & ~first.rows["anchor"]].iloc[:1].copy()
-    row["workload"], row["n_prompt"], row["n_gen"], row["label"] = "depth", 1024, 2, "few"
+    row["workload"], row["n_ctx"], row["n_gen"], row["ladder"] = "depth", 1024, 2, "few"
     row["samples_ns"] = [[[10**9, 2 * 10**9], [10**7, 10**7, 3 * 10**7, 3 * 10**7]]]
     row["series"] = [{"part_depth": [0.0, 1024.0], "step_depth": [1.0, 2.0, 1025.0, 1026.0]}]
     limits = first.rows[first.rows["workload"].isin(["read", "matmul"])]
@@ -251,10 +251,11 @@ def test_the_kernel_by_columns_explains_a_batch_and_invents_nothing_between_far_
 # ---------------------------------------------------------------- one definition of a ceiling
 
 
-def kernel_row(rate, dtype="Q2_K", label="packed", packed=1.0, blas=0.0, **changes):
+def kernel_row(rate, dtype="Q2_K", layout="packed", packed=1.0, blas=0.0, **changes):
     """A process that measured a kernel at `rate` FLOP/s with 512 columns; `packed` None: nobody looked."""
-    base = {"workload": "matmul", "machine": "here", "n_threads": 2, "n_gpu_layers": 0, "dtype": dtype, "label": label}
-    base |= {"anchor": False, "verdict": "n/a", "status": "ok", "drift": 0.0, "block": 0, "size": 4096, "n_prompt": 0}
+    base = {"workload": "matmul", "machine": "here", "n_threads": 2, "n_gpu_layers": 0, "dtype": dtype}
+    base |= {"layout": layout, "n_rows": 4096, "n_columns": 0}
+    base |= {"anchor": False, "verdict": "n/a", "status": "ok", "drift": 0.0, "block": 0}
     base |= {"n_bytes": 0, "n_flops": 2 * 4096**2 * 512}
     base["checks"] = {} if packed is None else {"packed": packed, "blas": blas}
     row = base | changes
@@ -262,17 +263,17 @@ def kernel_row(rate, dtype="Q2_K", label="packed", packed=1.0, blas=0.0, **chang
 
 
 def read_row(rate, **changes):
-    reading = {"workload": "read", "dtype": "", "label": "", "packed": None, "n_flops": 0, "n_bytes": 10**9}
+    reading = {"workload": "read", "dtype": "", "layout": "", "packed": None, "n_flops": 0, "n_bytes": 10**9}
     return kernel_row(rate, **reading | changes)
 
 
 PLAIN, UNSEEN, BLAS = {"packed": 0.0}, {"packed": None}, {"packed": 0.0, "blas": 1.0}
-CEILINGS = {  # rows as (FLOP/s, type, label, what was seen, other fields), and the ceiling of Q2_K among them
+CEILINGS = {  # rows as (FLOP/s, layout, what was seen, other fields), and the ceiling of Q2_K among them
     "the packed kernel's, whatever the plain one reaches": (379e9, (379e9, "packed", {}), (922e9, "plain", PLAIN)),
     "the packed kernel's, whatever BLAS reaches": (379e9, (379e9, "packed", {}), (3e12, "plain", BLAS)),
     "nobody's who did not look": (922e9, (5e12, "packed", UNSEEN), (922e9, "", UNSEEN)),
     "either's where nothing is packed": (3.2e11, (3e11, "packed", PLAIN), (3.2e11, "", UNSEEN)),
-    "that of many columns": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_prompt": 4})),
+    "that of many columns": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_columns": 4})),
     "of its machine": (1e11, (1e11, "packed", {}), (9e12, "packed", {"machine": "there"})),
     "of its threads": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_threads": 1})),
     "of its device": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_gpu_layers": -1})),
@@ -283,7 +284,7 @@ CEILINGS = {  # rows as (FLOP/s, type, label, what was seen, other fields), and 
 
 @pytest.mark.parametrize(("best", "one", "other"), CEILINGS.values(), ids=CEILINGS)
 def test_a_ceiling_is(best, one, other):
-    rows = [kernel_row(rate, label=label, **fields) for rate, label, fields in (one, other)]
+    rows = [kernel_row(rate, layout=layout, **fields) for rate, layout, fields in (one, other)]
     table = ceilings.measured([pd.DataFrame(rows)])
     assert ceilings.kernel([table], HOME, "Q2_K").best == pytest.approx(best, rel=1e-6)
 
@@ -367,8 +368,8 @@ def test_a_gpu_s_read_ceiling_keeps_within_free_memory_and_stays_far_beyond_the_
     monkeypatch.setattr(workloads.kernels, "matmul_times", times)
     for scale in plan.GPU_READ_BYTES:
         (cell,) = [c for c in plan.ceilings(scale, gpu=True, threads=(1,)) if c.workload == "read" and c.n_gpu_layers]
-        assert cell.n_bytes >= max(1 << 30, 16 * machine.SYSTEM_CACHE)
-        for free, read in ((64 << 30, cell.n_bytes), (4 << 30, 1 << 30)):
+        assert cell.array_bytes >= max(1 << 30, 16 * machine.SYSTEM_CACHE)
+        for free, read in ((64 << 30, cell.array_bytes), (4 << 30, 1 << 30)):
             monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
             assert workloads._read(cell).n_bytes == asked[-1] == pytest.approx(read, rel=1e-4)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
@@ -387,8 +388,8 @@ def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first()
 
 
 def test_columns_are_told_by_the_work_of_a_cell():
-    rows = [kernel_row(1e11, "Q8_0", "", None), kernel_row(1e10, "Q8_0", "", None, n_prompt=4, n_flops=8 * 4096**2)]
-    rows.append(kernel_row(1e10, "Q8_0", "", None, n_prompt=1, n_flops=0, n_bytes=4096**2))
+    rows = [kernel_row(1e11, "Q8_0", "", None), kernel_row(1e10, "Q8_0", "", None, n_columns=4, n_flops=8 * 4096**2)]
+    rows.append(kernel_row(1e10, "Q8_0", "", None, n_columns=1, n_flops=0, n_bytes=4096**2))
     known = ceilings.by_columns(ceilings.measured([pd.DataFrame(rows)]), HOME, "Q8_0")
     assert known == {1: pytest.approx(1e-10, rel=1e-4), 4: pytest.approx(8e-10), 512: pytest.approx(1024 / 1e11)}
 

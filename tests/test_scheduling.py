@@ -58,7 +58,7 @@ def answered(measured, load):
 def rows():
     """Some of what notebook 10 shows of a small model."""
     found = recording.read("10-scheduling", "recorded", "mini").rows
-    return found[(found["model"] == HYBRID) & found["label"].isin((PARTS, *plan.FIRST, SPLIT))]
+    return found[(found["model"] == HYBRID) & found["rule"].isin((PARTS, *plan.FIRST, SPLIT))]
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_splitting_needs_states_that_can_move():
 
 
 def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
-    split = rows[rows["label"] == SPLIT]
+    split = rows[rows["rule"] == SPLIT]
     light, middle = sorted(split["per_second"].unique())
     ships, loads = queueing.shipping(observed.of_rows(rows), HYBRID, without=middle)
     there = split[(split["per_second"] == light) & ~split["disturbed"]]
@@ -310,7 +310,7 @@ def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
 def taken(scale):
     """The measured waits of each process, as the notebook has them."""
     found = measurements.measurements("10-scheduling", "recorded", scale)
-    return found[found["usable"]].rename(columns={"label": "rule"})
+    return found[found["usable"]]
 
 
 @pytest.fixture
@@ -361,9 +361,9 @@ def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_serv
     ((model, own),) = observed.fitted(seen).items()
     plain = own.untuned()
     served = replace(plain, base=tuple(1.2 * s for s in plain.base), step=tuple(0.7 * s for s in plain.step))
-    used = seen.traffic[seen.traffic["per_second"].isin(seen.loads)].drop_duplicates(["per_second", "label"])
-    rows = {(model, row.per_second, row.label): row for row in used.itertuples()}
-    waits = [simulations.simulated(metrics.load_of(row), row.label, served, int(row.n_seq), 1) for row in rows.values()]
+    used = seen.traffic[seen.traffic["per_second"].isin(seen.loads)].drop_duplicates(["per_second", "rule"])
+    rows = {(model, row.per_second, row.rule): row for row in used.itertuples()}
+    waits = [simulations.simulated(metrics.load_of(row), row.rule, served, int(row.n_seq), 1) for row in rows.values()]
     known = pd.DataFrame(
         [dict(zip(queueing.LOADED, key, strict=True)) | of for key, of in zip(rows, waits, strict=True)]
     )

@@ -65,7 +65,7 @@ def native():
     [(HYBRID, "tail"), (HYBRID, "full"), (HYBRID, "joined"), (ATTENTION, "tail"), (ATTENTION, "part")],
 )
 def test_however_a_draft_is_taken_back_the_answer_is_the_target_s_own(model, way):
-    measured = run(speculate(model, way=way))
+    measured = run(speculate(model, back=way))
     assert measured.checks["removes"] == (way == "tail" and model == ATTENTION)
     taken_back = sum(n < K for n in measured.series["accepted"])
     replays = sum(ns > 0 for ns in measured.series["replay"])
@@ -93,7 +93,7 @@ def test_a_state_that_comes_back_wrong_fails_the_row(monkeypatch):
             self, seq, _damaged(state) if part == "fixed" else state, n, part
         )
     )  # fmt: skip
-    measured = speculative.run(speculate(way="part"), mini_file(HYBRID), lambda stage: None)
+    measured = speculative.run(speculate(back="part"), mini_file(HYBRID), lambda stage: None)
     assert not measured.valid
     assert not measured.checks["second_path"]
 
@@ -169,7 +169,7 @@ def test_a_draft_that_cannot_be_held_is_refused_before_anything_is_loaded():
     refused = (
         ({"n_draft": 64, "n_batch": 32}, "a call holds 32"), ({"n_draft": 64}, "longer than the context"),
         ({"accepts": 1.5}, "means nothing"), ({"drafter": "model"}, "no model"),
-        ({"way": "joined", "n_seq": 2}, "one sequence"),
+        ({"back": "joined", "n_seq": 2}, "one sequence"),
     )  # fmt: skip
     for fields, said in refused:
         with pytest.raises(StudyError, match=said):

@@ -133,7 +133,7 @@ WAIT_S = 0.02  # far longer than a call at mini, so that a clock that is a tenth
 @pytest.mark.parametrize(
     ("workload", "fields", "warm"),
     [("prefill", {"repetitions": 3}, 0), ("decode", {"n_gen": 6}, 0), ("overhead", {"n_gen": 6}, 0),
-     ("depth", {"n_prompt": 64, "n_ubatch": 32, "n_gen": 4, "flash_attn": "on"}, context.WARM_STEPS)],
+     ("depth", {"n_ctx": 64, "n_ubatch": 32, "n_gen": 4, "flash_attn": "on"}, context.WARM_STEPS)],
 )  # fmt: skip
 def test_a_time_is_no_shorter_than_its_calls_and_no_longer_than_what_surrounds_them(
     workload, fields, warm, monkeypatch

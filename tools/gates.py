@@ -170,7 +170,7 @@ def against_itself(model: str) -> Iterator[dict[str, Any]]:
     """The same for the engine against itself at mini: the gate of other architectures, and a row's second path."""
     n, how = plan.CONSISTENT_TOKENS, {"model": model, "scale": "mini", "dtype": plan.DTYPE["mini"], "n_threads": 1}
     checked = {
-        f"{n} tokens, against itself": Gate(judged="consistent", n_prompt=n, **how),
+        f"{n} tokens, against itself": Gate(judges="consistent", n_prompt=n, **how),
         "2,048 tokens, second path": Prefill(n_prompt=2048, repetitions=1, flash_attn="on", **how),
     }
     for name, (change, models) in IN_FILES.items():

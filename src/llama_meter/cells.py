@@ -1,13 +1,11 @@
 """Types of cells, one for each workload. To add one, write a class here and add its name to `Cell`.
 
-JSON and frames use the field names of `ORDER`. Where a name means different things in different types, each type has
-its own attribute for it. Defaults are left out of JSON, so a field added later changes no existing key.
+Rows and frames use the names of the fields. Keys hash no defaults, so a field added later changes no existing key.
 """
 
 from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
-from msgspec import field
 
 from llama_meter.errors import StudyError
 
@@ -65,15 +63,15 @@ class OnEngine(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Read(OnEngine, frozen=True, kw_only=True):
     """The read ceiling."""
 
-    n_bytes: int = field(default=0, name="size")
+    array_bytes: int = 0
 
 
 class MatMul(OnEngine, frozen=True, kw_only=True):
     """The ceiling of matrix products, or one of the engine's kernels."""
 
-    n_rows: int = field(default=0, name="size")  # and columns, of the weights
-    n_columns: int = field(default=0, name="n_prompt")  # of what they are multiplied with; 0: as many as a micro-batch
-    layout: Literal["", "packed", "plain"] = field(default="", name="label")  # "": as loaded
+    n_rows: int = 0  # and columns, of the weights
+    n_columns: int = 0  # of what they are multiplied with; 0: as many as a micro-batch
+    layout: Literal["", "packed", "plain"] = ""  # "": as loaded
 
 
 class OnModel(OnEngine, frozen=True, kw_only=True):
@@ -96,8 +94,9 @@ class OnModel(OnEngine, frozen=True, kw_only=True):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Sequences evaluated together, tokens each begins with, and tokens generated after these."""
-        values = columns(self)
-        return values["n_seq"], values["n_prompt"], values["n_gen"]
+        before = ("n_prompt", "depth", "n_ctx", "n_tokens")
+        n_prompt = next((getattr(self, name) for name in before if hasattr(self, name)), 0)
+        return getattr(self, "n_seq", 1), n_prompt, getattr(self, "n_gen", 0)
 
 
 class Prefill(OnModel, frozen=True, kw_only=True):
@@ -114,7 +113,7 @@ class Decode(OnModel, frozen=True, kw_only=True):
     """Decode steps timed."""
 
     computes = True
-    depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
+    depth: int = 0  # tokens each sequence starts from
     n_gen: int = 0  # steps
     n_seq: int = 1
     policy: Literal["per_sequence", "packed", "shared"] = "per_sequence"  # shared: one prompt, its state copied to all
@@ -133,17 +132,17 @@ class Gate(OnModel, frozen=True, kw_only=True):
     n_gen: int = 0  # tokens continued greedily, to see whether the model loops
     # parts: each part, given what entered it; no more. depth: these at some positions of a long prompt and in the steps
     # after it. consistent: the engine against itself, where there is no oracle
-    judged: Literal["", "parts", "depth", "consistent"] = field(default="", name="proof")
+    judges: Literal["", "parts", "depth", "consistent"] = ""
 
 
 class Replay(OnModel, frozen=True, kw_only=True):
     """Any calls, each sequence held against itself alone."""
 
     timed = False
-    n_tokens: int = field(default=0, name="n_prompt")  # of the sequence that gets most
+    n_tokens: int = 0  # of the sequence that gets most
     n_seq: int = 1
     calls: Calls = ()
-    question: str = field(default="", name="label")  # map, identity, isolation, bystander; none: drawn at random
+    question: str = ""  # map, identity, isolation, bystander; none: drawn at random
 
     @property
     def asks_whether(self) -> bool:
@@ -171,7 +170,7 @@ class OnText(OnModel, frozen=True, kw_only=True):
 class Comparison(OnText, frozen=True, kw_only=True):
     """Files held against one another on a text."""
 
-    n_ctx: int = field(default=0, name="n_prompt")  # tokens of a chunk of the text
+    n_ctx: int = 0  # tokens of a chunk of the text
     n_chunks: int = 0
     candidates: tuple[str, ...] = ()  # types or recipes held against `dtype`
 
@@ -186,12 +185,12 @@ class Quality(Comparison, frozen=True, kw_only=True):
 class Handover(Comparison, frozen=True, kw_only=True):
     """A text read by one file and written by another, for pairs of `dtype` and the candidates."""
 
-    n_ctx: int = field(default=0, name="n_prompt")  # tokens read
+    n_ctx: int = 0  # tokens read
     n_gen: int = 0  # tokens written, which the text gives
-    stranger: str = field(default="", name="draft")  # another model of the same type, whose state must be refused
-    asked: Literal["", "parts", "free"] = field(default="", name="label")  # parts of states, or free greedy answers
+    stranger: str = ""  # another model of the same type, whose state must be refused
+    compares: Literal["", "parts", "free"] = ""  # parts of states, or free greedy answers
     # whole: every pair; few: those that read or write in the reference, and each file alone
-    paired: Literal["whole", "few"] = field(default="whole", name="way")
+    paired: Literal["whole", "few"] = "whole"
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -207,8 +206,8 @@ class Relay(OnModel, frozen=True, kw_only=True):
     n_prompt: int = 0
     n_gen: int = 0
     n_seq: int = 1  # requests that are read one after the other and written together
-    writer: str = field(default="", name="draft")  # the model that writes, and its type
-    writer_dtype: str = field(default="", name="draft_dtype")
+    writer: str = ""  # the model that writes, and its type
+    writer_dtype: str = ""
     n_processes: int = 1  # 2: the reader has a process of its own, and ships its states
 
     @property
@@ -246,7 +245,7 @@ class Naive(OnModel, frozen=True, kw_only=True):
     n_gen: int = 0  # output tokens
 
 
-LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # ways of a `Depth`, by their names in rows
+LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # ladders of a `Depth`, by their names in rows
 
 
 class Depth(OnText, frozen=True, kw_only=True):
@@ -254,19 +253,19 @@ class Depth(OnText, frozen=True, kw_only=True):
 
     timed = True  # without a text
     computes = True
-    n_ctx: int = field(default=0, name="n_prompt")  # tokens of the longest sequence, or of a chunk of the text
+    n_ctx: int = 0  # tokens of the longest sequence, or of a chunk of the text
     n_chunks: int = 0
     n_gen: int = 0  # steps timed at each depth
-    way: Literal["", "walk", "few", "swa_full"] = field(default="", name="label")
+    ladder: Literal["", "walk", "few", "swa_full"] = ""
     rungs: tuple[int, ...] = ()  # depths of the ladder between 0 and n_ctx, which ends it; none: doublings
-    caches: tuple[str, ...] = field(default=(), name="candidates")  # FLASH/K/V, held against one another on the text
+    caches: tuple[str, ...] = ()  # FLASH/K/V, held against one another on the text
 
 
 class Arrival(OnModel, frozen=True, kw_only=True):
     """A prompt arrives while sequences are decoding, or nobody is."""
 
     timed = computes = True
-    depth: int = field(default=0, name="n_prompt")  # tokens each decoding sequence starts from
+    depth: int = 0  # tokens each decoding sequence starts from
     n_gen: int = 0  # decode steps before the prompt arrives, and as many after its first token
     n_seq: int = 1  # sequences decoding
     n_arriving: int = 0  # tokens of the prompt
@@ -323,7 +322,7 @@ class Service(OnModel, frozen=True, kw_only=True):
     n_seq: int = 1  # answered at once
     n_requests: int = 1
     per_second: float = 1.0  # arrivals, in the mean
-    mode: Literal["", "shared", "split"] = field(default="", name="label")  # split: threads are shared out
+    mode: Literal["", "shared", "split"] = ""  # split: threads are shared out
 
 
 TERMS = ("draft", "save", "verify", "restore", "replay")  # parts of a round that are timed
@@ -336,12 +335,12 @@ class Speculate(OnText, frozen=True, kw_only=True):
     """
 
     timed = computes = True
-    depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
+    depth: int = 0  # tokens each sequence starts from
     n_gen: int = 0  # tokens generated
     n_seq: int = 1
     n_draft: int = 0  # tokens of a draft at the most; 0: plain decode
-    way: Literal["tail", "full", "part", "joined"] = field(default="tail", name="back")  # of wrong tokens
-    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(default="", name="label")  # "": `accepts` says
+    back: Literal["tail", "full", "part", "joined"] = "tail"  # of wrong tokens
+    drafter: Literal["", "even", "adapts", "lookup", "model"] = ""  # "": `accepts` says
     accepts: float = 0.0  # how likely a drafted token is right, given that those before it are
     temperature: float = 0.0  # 0: greedy
     draft: str = ""  # the model that drafts, and its type
@@ -355,7 +354,7 @@ class Speculate(OnText, frozen=True, kw_only=True):
     @property
     def asks_whether(self) -> bool:
         """Whether the bindings' own loop gives the target's tokens."""
-        return self.way == "binding"
+        return self.back == "binding"
 
     def check(self) -> None:
         """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
@@ -371,7 +370,7 @@ class Speculate(OnText, frozen=True, kw_only=True):
             raise StudyError(
                 what, f"is longer than the context of {self.depth + self.n_gen} tokens", "draft fewer tokens"
             )
-        if self.n_seq > 1 and (self.way == "joined" or self.drafter == "model"):
+        if self.n_seq > 1 and (self.back == "joined" or self.drafter == "model"):
             raise StudyError(
                 what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1"
             )
@@ -385,8 +384,7 @@ class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""
 
     timed = crowds = True
-    # The default is another object than the literal, so that a name given explicitly stays in JSON; see `canonical`.
-    server: Literal["llama-server", "llama_cpp.server"] = "-".join(("llama", "server"))  # type: ignore[assignment]
+    server: Literal["llama-server", "llama_cpp.server"] = "llama-server"
     n_prompt: int = 0  # tokens of each request
     n_gen: int = 0  # of each answer
     n_seq: int = 1  # slots of the server
@@ -410,7 +408,7 @@ class Answers(OnModel, frozen=True, kw_only=True):
     n_seq: int = 1  # slots of the context
     n_requests: int = 1  # prompts
     n_clients: int = 1  # of them that share a call
-    lengths: Literal["", "drawn"] = field(default="", name="label")  # drawn: between half of n_prompt and all
+    lengths: Literal["", "drawn"] = ""  # drawn: between half of n_prompt and all
 
     @property
     def asks_whether(self) -> bool:
@@ -433,7 +431,7 @@ class Traffic(OnModel, frozen=True, kw_only=True):
     n_seq: int = 1  # answered at once
     n_requests: int = 1
     per_second: float = 1.0  # arrivals, in the mean
-    rule: str = field(default="", name="label")  # a policy's name; "parts": calls alone
+    rule: str = ""  # a policy's name; "parts": calls alone
 
 
 class Fleet(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -441,11 +439,11 @@ class Fleet(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     model: str = ""
     scale: str = ""
-    rows_sha256: str = field(default="", name="text_sha256")  # of the journal with the calls that were measured
-    rule: str = field(default="", name="label")  # the policy that each machine follows
+    rows_sha256: str = ""  # of the journal with the calls that were measured
+    rule: str = ""  # the policy that each machine follows
     balance: Literal["", "round robin", "least work"] = ""  # how requests are shared out
     pattern: Literal["", "steady", "diurnal", "bursty"] = ""  # of arrivals over a day
-    n_machines: int = field(default=1, name="n_processes")
+    n_machines: int = 1
     n_seq: int = 1  # answered at once by each
     n_requests: int = 1  # of each in a day, in the mean
 
@@ -455,11 +453,11 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 
     timed = False
     model: str = ""  # as llama.cpp's generator names its file, e.g. "mamba2-dense"
-    question: str = field(default="", name="label")
-    number: int = field(default=0, name="size")  # what the question counts
-    shape: Literal["whole", "three layers", "four heads", "plain", "state first"] = field(default="whole", name="way")
+    question: str = ""
+    number: int = 0  # what the question counts
+    form: Literal["whole", "three layers", "four heads", "plain", "state first"] = "whole"
     planted: bool = False  # a fault is planted, which the answer must show
-    longer: int = field(default=0, name="n_prompt")  # tokens more than usual in each prompt
+    longer: int = 0  # tokens more than usual in each prompt
 
     @property
     def asks_whether(self) -> bool:
@@ -473,30 +471,16 @@ Cell = (
     | Naive | Arrival | Hybrid | Answers | Handover | Relay
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
-_DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}
-
-ORDER = (  # the order in the JSON that keys hash, and of frame columns: append new names at the end
-    "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
-    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "calls", "label", "candidates", "text",
-    "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
-    "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
-    "planted", "rungs",
-)  # fmt: skip
+_DEFAULTS = {f.name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}
+ORDER = ("workload", *_DEFAULTS)  # of frame columns
 
 
 def columns(cell: AnyCell) -> dict[str, Any]:
     """A cell's fields by the names of `ORDER`, with the usual default where its type has no such field."""
-    own = zip(cell.__struct_encode_fields__, cell.__struct_fields__, strict=True)
-    values = {"workload": cell.workload} | _DEFAULTS | {name: getattr(cell, attribute) for name, attribute in own}
-    return {name: values[name] for name in ORDER}
+    return {"workload": cell.workload} | _DEFAULTS | msgspec.structs.asdict(cell)
 
 
-def canonical(cell: AnyCell) -> msgspec.Raw:
-    """Canonical JSON of a cell, which keys hash: names in the order of `ORDER`, defaults left out.
-
-    msgspec recognises a default by identity: a value that a plan computed or a journal holds stays even where it equals
-    the default. Recorded keys depend on it.
-    """
-    values = msgspec.to_builtins(cell)
-    return msgspec.Raw(msgspec.json.encode(dict(sorted(values.items(), key=lambda pair: ORDER.index(pair[0])))))
+def canonical(cell: AnyCell) -> dict[str, Any]:
+    """What keys hash of a cell: its fields without those that equal their default."""
+    fields = ((name, getattr(cell, name), _DEFAULTS[name]) for name in cell.__struct_fields__)
+    return {"workload": cell.workload} | {name: type(usual)(own) for name, own, usual in fields if own != usual}

@@ -1,13 +1,17 @@
 """The journal: append-only JSON lines, synced when written. A torn last line, as a power cut leaves it, is dropped.
 
+Tracked rows are packed beside it (`.jsonl.gz`): it begins with them, and holds what was measured since.
+
 It is dropped only from a regular file whose other lines are all records or, without other lines, whose torn line begins
 like a record. Any other file is not a journal and stays unchanged.
 """
 
 import gc
+import gzip
 import os
 import stat
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -31,16 +35,48 @@ def journal_path(study: str, scale: str, place: str) -> Path:
     return paths.MEASURED / place / f"{study}.{scale}.jsonl"
 
 
+def journals(folder: Path, scale: str = "") -> list[Path]:
+    """The paths of a folder's journals, packed or not; of one `scale` where it is given."""
+    names = {path.name.removesuffix(".gz") for path in folder.glob("*.jsonl*")}
+    return [folder / name for name in sorted(names) if name.endswith(f".{scale}.jsonl" if scale else ".jsonl")]
+
+
+def packed(path: Path) -> Path:
+    """Where the tracked rows of a journal lie."""
+    return path.with_name(f"{path.name}.gz")
+
+
+def stored(path: Path) -> bytes:
+    """The lines of a journal, tracked ones first; an absent journal has none. StudyError where it cannot be read."""
+    tracked, added = _tracked(path), content(path) if path.exists() else b""
+    return tracked if tracked.endswith(added) else tracked + added  # a killed `pack` leaves both
+
+
+def _tracked(path: Path) -> bytes:
+    try:
+        return gzip.decompress(content(packed(path))) if packed(path).exists() else b""
+    except (OSError, EOFError, zlib.error) as error:
+        raise StudyError(str(packed(path)), f"is damaged ({error})", f"git checkout {packed(path)}") from error
+
+
+def pack(path: Path) -> None:
+    """Move the rows of a journal to its tracked, packed part."""
+    with Journal(path):
+        with growing(packed(path)) as partial:
+            partial.write_bytes(gzip.compress(stored(path), mtime=0))
+        path.unlink()
+
+
 def read(path: Path) -> list[Record]:
     """Every complete record of a journal, in order; an absent journal is empty.
 
     Raises
     ------
     StudyError
-        A complete line does not decode, or was written by a newer schema.
+        A complete line does not decode, or was written by another schema.
 
     """
-    return _decoded(path, content(path) if path.exists() else b"")
+    return _decoded(path, stored(path))
 
 
 def _decoded(path: Path, data: bytes) -> list[Record]:
@@ -52,9 +88,10 @@ def _decoded(path: Path, data: bytes) -> list[Record]:
             raise ValueError("no line of it is a record")
     except (ValueError, RecursionError) as error:  # a MsgspecError or invalid UTF-8 is a ValueError
         raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
-    newest = max((record.schema for record in records if isinstance(record, Row)), default=SCHEMA)
-    if newest > SCHEMA:
-        raise StudyError(str(path), f"schema {newest} is newer than this program's {SCHEMA}", "update this program")
+    schema = next((row.schema for row in records if isinstance(row, Row) and row.schema != SCHEMA), SCHEMA)
+    if schema != SCHEMA:
+        mend = "update this program" if schema > SCHEMA else f"mv {path} {path}.old, and measure again"
+        raise StudyError(str(path), f"schema {schema} is not this program's {SCHEMA}", mend)
     return records
 
 
@@ -75,24 +112,6 @@ def latest_rows(records: list[Record]) -> list[Row]:
     return list({record.key: record for record in records if isinstance(record, Row)}.values())
 
 
-def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
-    """Remove records from a journal and return them; the file is whole at any moment, and deleted when empty.
-
-    Facts without any row left are removed too. Raises StudyError as reading and writing do.
-    """
-    with Journal(path) as journal:
-        dropped = [record for record in journal.records if unwanted(record)]
-        retained = [record for record in journal.records if not unwanted(record)]
-        named = {fact for record in retained if isinstance(record, Row) for fact in record.facts}
-        retained = [record for record in retained if isinstance(record, Row) or record.id in named]
-        if dropped and not retained:
-            path.unlink()
-        elif dropped:
-            with growing(path) as partial, partial.open("wb") as file:
-                file.writelines(_encoder.encode(record) + b"\n" for record in retained)
-    return dropped
-
-
 class Journal:
     """An open journal. One process writes at a time; rows reach the disk before `append` returns."""
 
@@ -110,8 +129,11 @@ class Journal:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise self._no_file()
             self._lock()
-            data = path.read_bytes()
-            self.records = _decoded(path, data)
+            tracked, data = _tracked(path), path.read_bytes()
+            if data and tracked.endswith(data):  # a killed `pack` leaves both
+                os.ftruncate(self._fd, 0)
+                data = b""
+            self.records = _decoded(path, tracked + data)
             if torn := len(data) - data.rfind(b"\n") - 1:
                 os.ftruncate(self._fd, len(data) - torn)
         except BaseException:

@@ -9,7 +9,7 @@ import msgspec
 
 from llama_meter.cells import Cell, Gate, canonical
 
-SCHEMA = 2  # 2: rows name a `system`
+SCHEMA = 3  # 3: every field of a cell has a name of its own
 CHECK = "@check "  # prefix of a line on a worker's stderr that reports a check
 Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
 
@@ -110,6 +110,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checks: dict[str, float | bool] = {}  # errors are relative, ‖a − b‖ / ‖b‖ of logits; booleans are the verdict
     series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
     requests: list[Request] = []
+    file_sha256: str = ""  # of a file that was written for the cell
     valid: bool | None = None  # whether every check that judges holds
 
 
@@ -136,7 +137,7 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     model: str = ""
     others: list[str] = []  # facts of further model files
     engine: str = ""  # none: a simulation
-    system: str = ""  # what of engine and machine an update changes; none: their facts hold it, as before schema 2
+    system: str = ""  # what of engine and machine an update changes; none: their facts hold it, in the oldest rows
     machine: str
     status: Status  # abort: an assertion; hang: past the time limit; starved: past it beside others, measured again
     started: str  # when the worker was spawned, UTC

@@ -20,16 +20,16 @@ from plamo_study.show.evidence import chip
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "judged", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
-ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
+ALWAYS = ["workload", "n_prompt", "depth", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
 ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
 OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "serving": ["server", "pattern", "n_clients", "n_requests", "per_second"],
     "arrival": ARRIVING,
     "06-chunked": ARRIVING,
-    "service": ["label", "per_second"],
+    "service": ["mode", "per_second"],
     "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
-    "traffic": ["label", "per_second"],
-    "relay": ["draft", "draft_dtype", "n_processes"],
+    "traffic": ["rule", "per_second"],
+    "relay": ["writer", "writer_dtype", "n_processes"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
@@ -96,9 +96,10 @@ def measurements(
         model, build, dtype, file
             `file` is model and type. A star marks a model whose shape rests on assumptions; "stock" is the engine as
             released.
-        workload, n_prompt, n_gen, n_seq, n_threads, ...
-            The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
-            together. Fields that say nothing anywhere in the study are left out, those of arriving prompts never.
+        workload, n_prompt, depth, n_gen, n_seq, n_threads, ...
+            The cell, by the names of `llama_meter.cells`: tokens of the prompt, tokens that a decode starts from,
+            tokens generated, sequences evaluated together. Fields that say nothing anywhere in the study are left
+            out, those of arriving prompts never.
         verdict
             "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with
             itself, cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": nothing

@@ -26,6 +26,11 @@ GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its
 # llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both
 GRAPH = re.compile(rb"\bgraph(?: \(pp [^)]*\))?: nodes = [^,]*, splits = (\d+)(?: / (\d+))?,")
 COMPILER = re.compile(rb"(GCC): \([^)\0]{0,80}\) (\d+)\.|(clang) version (\d+)\.")  # as ELF files name theirs
+SAID = {
+    "llama": "llama_version",
+    "ggml": "ggml_version",
+    "commit": "ggml_commit",
+}  # functions, where a release has them
 REFUSAL = re.compile(rb"error loading model[^:\n]*: ([^\n]{1,200})")  # llama.cpp, llama_model_load
 # llama-model.cpp, llama-kv-cache.cpp, llama-context.cpp: "CPU_Mapped model buffer size = 5.16 MiB"
 BUFFER = re.compile(rb"(\S+) +(model|KV|RS|output|compute) buffer size = +([\d.]+) MiB")
@@ -58,11 +63,10 @@ def describe() -> dict[str, Any]:
         digest.update(content)
         compilers |= {b" ".join(filter(None, groups)).decode() for groups in COMPILER.findall(content)}
     folder, base, own = Path(llama._base_path).resolve(), ggml("ggml-base"), _own_words()
+    said = {name: _said(llama if name == "llama" else base, function) for name, function in SAID.items()}
     return {
         "binding": f"llama-cpp-python {own.get('release') or version('llama-cpp-python')}",
-        "llama": _said(llama, "llama_version"),
-        "ggml": _said(base, "ggml_version"),
-        "commit": _said(base, "ggml_commit"),
+        **{name: value for name, value in said.items() if value},
         "build": llama.llama_print_system_info().decode().strip(" |"),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
@@ -73,9 +77,9 @@ def describe() -> dict[str, Any]:
 
 
 def _said(library: Any, name: str) -> str:
-    """What a library says of itself; "unknown" where its release has no such function."""
+    """What a library says of itself; "" where its release has no such function."""
     function = getattr(library, name, None)
-    return (function().decode() if function else "") or "unknown"
+    return function().decode() if function else ""
 
 
 def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ class Durations:
         there, pace = self._there(cell), self._pace()
         if there is not None:
             return pace * there
-        usual = USUAL_S if not isinstance(cell, Gate) else USUAL_PARTS_S if cell.judged else USUAL_GATE_S
+        usual = USUAL_S if not isinstance(cell, Gate) else USUAL_PARTS_S if cell.judges else USUAL_GATE_S
         if self.plan.scale != GIVEN:
             return pace * usual[self.plan.scale]
         n_bytes = sum(given.FILES[file].n_bytes for file in cell.files) if cell.files else USUAL_BYTES
@@ -139,7 +139,7 @@ def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, 
     cells: dict[Cell, list[float]] = {}
     gates: dict[Gated, list[float]] = {}
     rates: dict[Cell, list[float]] = {}
-    for path in folder.glob(f"*.{scale}.jsonl"):
+    for path in journal.journals(folder, scale):
         with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
             for row in journal.latest_rows(journal.read(path)):
                 _note(row, cells, gates, rates)
@@ -169,5 +169,5 @@ def _alike(cell: Cell) -> Cell:
     if isinstance(cell, Prefill | Decode):
         changes["proof"] = ""
     if isinstance(cell, Read):
-        changes["n_bytes"] = 0
+        changes["array_bytes"] = 0
     return msgspec.structs.replace(cell, **changes)

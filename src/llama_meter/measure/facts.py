@@ -68,11 +68,11 @@ class Engine(Struct, kw_only=True):
     """`identity.of_engine`: of `library.describe`."""
 
     binding: Name
-    llama: Name
     ggml: Name
-    commit: Name
     build: Said
     gpu_offload: bool
+    llama: Name = ""  # this and the commit where its release tells them
+    commit: Name = ""
     sha256: Hash | None = None  # only of libraries from unknown sources, and in facts from before there was a `System`
     libraries: Annotated[list[Name], Meta(max_length=64)] = []
     compiler: Said = ""

@@ -96,7 +96,7 @@ def gates(scale: str, gpu: bool = False) -> Plan:
     cells: tuple[Cell, ...] = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
     cells += tuple(deep_gate(base, (model, scale, DTYPE[scale])) for model in (*MODELS, MATCHED))
     if scale == "shape":  # every other type that a study times, part by part
-        lean_gate = change(base, judged="parts", **LEAN_GATE)
+        lean_gate = change(base, judges="parts", **LEAN_GATE)
         every = ((model, dtype) for model in MODELS for dtype in types(model, scale))
         cells += tuple(
             change(lean_gate, model=model, dtype=dtype) for model, dtype in every if (model, dtype) not in files
@@ -142,7 +142,7 @@ def on_file(cell: C, file: File) -> C:
 def both_ceilings(scale: str) -> tuple[Read, MatMul]:
     """Read bandwidth and matrix throughput of one thread on the CPU."""
     dtype = DTYPE.get(scale, "Q8_0")
-    read = Read(dtype=dtype, n_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
+    read = Read(dtype=dtype, array_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
     return read, MatMul(dtype=dtype, n_rows=MATMUL_SIZE[scale], repetitions=6)
 
 
@@ -152,7 +152,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     cells = [change(cell, n_threads=n) for n in threads for cell in both]
     if gpu:
         read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both)
-        cells += [change(read, n_bytes=GPU_READ_BYTES[scale]), change(matmul, n_rows=GPU_MATMUL_SIZE)]
+        cells += [change(read, array_bytes=GPU_READ_BYTES[scale]), change(matmul, n_rows=GPU_MATMUL_SIZE)]
     return tuple(cells)
 
 
@@ -209,7 +209,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     for cell in own:
         check_cell(cell)
     first = next(cell for cell in own if isinstance(cell, OnModel))
-    gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
+    gate = change(first, workload="gate", judges="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
     return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 1, TIME_LIMIT_S[scale], needed=needed, grows=False)
@@ -219,7 +219,7 @@ def deep_gate(gate: Gate, file: File) -> Gate:
     """A gate of this file by the oracle at depth: some positions of a long prompt, and the steps after it."""
     n = DEEP_TOKENS[file[1]]
     deep: dict[str, Any] = {"n_prompt": n, "n_gen": DEEP_STEPS, "n_batch": n, "n_ubatch": 512, "flash_attn": "on"}
-    return on_file(change(gate, judged="depth", **deep), file)
+    return on_file(change(gate, judges="depth", **deep), file)
 
 
 def gate_of(gate: Cell, file: File) -> Cell:
@@ -227,7 +227,7 @@ def gate_of(gate: Cell, file: File) -> Cell:
     own = on_file(gate, file)
     if file[1] != registry.GIVEN or given.has_oracle(file):
         return own
-    return change(own, judged="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
+    return change(own, judges="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
 
 
 def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:

@@ -75,9 +75,9 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     with a window is compared with the oracle with that window. Its distance from the oracle without one is reported
     too, to show that the check would find a missing window.
     """
-    if cell.judged == "consistent":
+    if cell.judges == "consistent":
         return _consistent(cell, session)
-    if cell.judged == "depth":
+    if cell.judges == "depth":
         return _at_depth(cell, session, draws[0][0], path)
     from llama_meter.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import judge
@@ -93,8 +93,8 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     backend = computed_on(cell)
     stepped_from = 0 if cell.n_ubatch <= FEW else half
     oracle, allowed = Oracle(path, backend, window, stepped_from=stepped_from), part_tolerance(cell, backend)
-    judged = judge(oracle, tokens, sums, watched, parts_only=cell.judged == "parts")
-    if cell.judged == "parts":
+    judged = judge(oracle, tokens, sums, watched, parts_only=cell.judges == "parts")
+    if cell.judges == "parts":
         return _parts_alone(cell, judged, watched, stepped, whole, allowed)
     apart = oracle.depends_on_calls and stepped_from
     together = Oracle(path, backend, window).logits(tokens) if apart else judged.logits

@@ -1,5 +1,7 @@
 """Results that are one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
 
+import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ def write(data: bytes, place: str, name: str) -> Path:
     target = path(place, name)
     target.parent.mkdir(parents=True, exist_ok=True)
     with growing(target) as partial:
-        partial.write_bytes(data + b"\n")
+        partial.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data + b"\n")
     return target
 
 
@@ -38,6 +40,7 @@ def load(place: str, name: str, kind: Any, made_by: str) -> Any:
     if not file.exists():
         return None
     try:
-        return parsed(content(file), kind)
-    except ValueError as error:
+        data = content(file)
+        return parsed(gzip.decompress(data) if file.suffix == ".gz" else data, kind)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise StudyError(str(file), f"is damaged ({error})", made_by) from error

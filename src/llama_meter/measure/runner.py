@@ -16,7 +16,7 @@ import msgspec
 
 from llama_meter.cells import Cell, File, Gate, OnEngine
 from llama_meter.errors import StudyError
-from llama_meter.journal import Journal, latest_rows, read
+from llama_meter.journal import Journal, journals, latest_rows, read
 from llama_meter.limits import DRIFT_LIMIT
 from llama_meter.measure import machine, watch
 from llama_meter.measure.bench import ANY, Bench, Elsewhere
@@ -485,7 +485,7 @@ def spent_s(rows: Iterable[Row], beside: Callable[[Cell], int] = at_once) -> flo
 def _passed_elsewhere(journal: Journal) -> dict[str, tuple[Row, Fact | None]]:
     """Gates that passed, in the journals beside this one, by their key without the study; each with its system."""
     records: list[Record] = [record for record in journal.records if isinstance(record, Fact)]
-    for beside in journal.path.parent.glob("*.jsonl"):
+    for beside in journals(journal.path.parent):
         with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
             records += read(beside) if beside != journal.path else []
     systems = {record.id: record for record in records if isinstance(record, Fact) and record.what == "system"}

@@ -11,7 +11,7 @@ def of(rows: list[Row]) -> list[str]:
     "consistent" instead of valid: the file's gate held the engine against itself, as no oracle reads the file.
     """
     gates, proofs = _gates(rows), _proofs(rows)
-    consistent = {row.model for row in rows if isinstance(row.cell, Gate) and row.cell.judged == "consistent"}
+    consistent = {row.model for row in rows if isinstance(row.cell, Gate) and row.cell.judges == "consistent"}
     return [_verdict(row, gates, proofs, consistent) for row in rows]
 
 

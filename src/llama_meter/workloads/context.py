@@ -45,7 +45,7 @@ class Timed:
 
 def depths(cell: Depth) -> tuple[int, ...]:
     """Depths of a ladder: 0, its rungs or else one part and doublings, n_ctx; first and last alone for other ways."""
-    if cell.way in (FEW, WHOLE_WINDOW) or cell.rungs:
+    if cell.ladder in (FEW, WHOLE_WINDOW) or cell.rungs:
         return tuple(dict.fromkeys((0, *cell.rungs, cell.n_ctx)))
     doubled = [cell.n_ubatch << n for n in range(cell.n_ctx.bit_length())]
     return (0, *(depth for depth in doubled if depth < cell.n_ctx), cell.n_ctx)
@@ -53,7 +53,7 @@ def depths(cell: Depth) -> tuple[int, ...]:
 
 def config(cell: Depth, room: int) -> SessionConfig:
     """The session of a cell: room for its tokens; sliding layers keep their window unless the way says otherwise."""
-    return sessions.config(cell, room, swa_full=cell.way == WHOLE_WINDOW)
+    return sessions.config(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)
 
 
 def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -71,7 +71,7 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         session.clear()
         expected = _in_halves(session, tokens[: cell.n_ubatch])
         warmup, resident, seed = clock() - start, peak_rss(), session.get_state(0)
-        if cell.way == WALK:
+        if cell.ladder == WALK:
             _walk(cell, session, tokens, expected, timed, stage)
         else:
             for _ in range(cell.repetitions):

@@ -95,7 +95,7 @@ def run(cell: Handover, path: Path, stage: Callable[[str], None], *others: Path)
             text = Text(chunk, cell.n_ctx, whole, divergence.log_softmax(whole))
             nll = divergence.nll(text.log_p, text.targets)
             quality.add(tally.sums, {"tokens": len(text.targets), f"nll/{UNDIVIDED}": nll.sum()})
-            ASKED[cell.asked](cell, sessions, text, tally)
+            ASKED[cell.compares](cell, sessions, text, tally)
             samples.append(clock() - start)
         stage("planted states")
         tally.check(**_by_steps(cell, reference, chunks[0], first))
@@ -235,7 +235,7 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
     n_past = cell.n_ctx - 1
     own, others = (read(session, chunk[:n_past]) for chunk in (chunks[0], chunks[-1]))
     planted = {"other_prompt": others}
-    if cell.asked == "parts":
+    if cell.compares == "parts":
         planted |= {f"other_{part.replace(' ', '_')}": spliced(own, others, (part,)) for part in PARTS}
     answers = {}
     for name, state in {"": own, **planted}.items():
@@ -244,7 +244,7 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
     errors = {name: relative_error(answers[name], answers[""]) for name in planted}
     seen: dict[str, float | bool] = {f"{name}_error": error for name, error in errors.items()}
     seen |= {name: error > tolerance(cell) for name, error in errors.items()}
-    if cell.asked == "parts":
+    if cell.compares == "parts":
         seen["fixed_is_tail"] = _fixed_is_tail(session, chunks[0][:n_past])
     if stranger:
         with Session(stranger, session.config) as another:

@@ -40,7 +40,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
             return _read(cell) if isinstance(cell, Read) else _matmul(cell)
     assert isinstance(cell, OnModel)
     stage("load")
-    if isinstance(cell, Gate) and cell.judged == "consistent":
+    if isinstance(cell, Gate) and cell.judges == "consistent":
         from llama_meter.models import header, roles  # gguf takes a third of a second, and only gates need it
 
         if role := roles.not_judged(header.read(path)):
@@ -190,9 +190,11 @@ def _measured(
 def _read(cell: Read) -> Measured:
     """Read ceiling: a dot product on the CPU, a matrix-vector product of the same size on a GPU."""
     if cell.n_gpu_layers == 0:
-        measured = _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
+        measured = _ceiling(
+            kernels.read_times(cell.array_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.array_bytes
+        )
         return msgspec.structs.replace(measured, checks={"accelerate": float(kernels.reads_with_accelerate())})
-    rows = _within_memory(cell.n_bytes) // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
+    rows = _within_memory(cell.array_bytes) // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
     times, _ = kernels.matmul_times(cell.dtype, (rows, READ_WIDTH, 1), cell.n_threads, True, cell.repetitions)
     return _ceiling(times, n_bytes=kernels.matrix_bytes(cell.dtype, rows, READ_WIDTH))
 

@@ -70,7 +70,7 @@ class Loop:
 
     def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
         self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
-        self.way = Way(session, cell.way, cell.n_draft)
+        self.way = Way(session, cell.back, cell.n_draft)
         several = len(references) > 1 and cell.n_draft > 0  # tokens of several sequences
         self.apart = several and session.is_recurrent and "D2" not in library.corrects()
         self.at = {seq: reference.n_prompt for seq, reference in references.items()}  # certain tokens, without the last

@@ -49,7 +49,7 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
     library.capture_log(log)
     start = clock()
     with ExitStack() as stack:
-        n_states = cell.n_draft if cell.way == "tail" else 0
+        n_states = cell.n_draft if cell.back == "tail" else 0
         session = stack.enter_context(Session(path, config(cell, cell.n_seq, n_states)))
         smaller = [stack.enter_context(Session(other, config(cell, 1, 0))) for other in others]
         for drafter in smaller:
@@ -83,7 +83,7 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
 
 def _taken_apart(cell: Speculate) -> bool:
     """Whether rounds are compared with their parts: one sequence, drafts of one length, each taken back at once."""
-    return cell.n_seq == 1 and cell.n_draft > 0 and cell.drafter in ("", "even") and cell.way != "joined"
+    return cell.n_seq == 1 and cell.n_draft > 0 and cell.drafter in ("", "even") and cell.back != "joined"
 
 
 def _room(cell: Speculate) -> int:

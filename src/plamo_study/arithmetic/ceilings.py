@@ -329,7 +329,7 @@ def _parts(tensors: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
 
 def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
     ok_rows = rows[rows["status"] == "ok"]
-    for row in ok_rows[[*SAME, "workload", "label", "checks", "size", "n_prompt", "samples_ns"]].to_dict("records"):
+    for row in ok_rows[[*SAME, "workload", "layout", "checks", "n_rows", "n_columns", "samples_ns"]].to_dict("records"):
         layout, times = _layout(row), list(chain(*row["samples_ns"]))
         entry = {name: row[name] for name in SAME} | {"ceiling": row["workload"], "layout": layout, "many": False}
         usual = float(np.median(times))
@@ -337,9 +337,9 @@ def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
         best = usual if wavers else min(times)
         entry |= {"columns": 0, "weights": 0, "best": best / NS, "usual": usual / NS}
         if row["workload"] == MATMUL:
-            weights = int(row["size"]) ** 2
-            entry |= {"columns": row["n_prompt"] or round(row["n_flops"] / (2 * weights)), "weights": weights}
-            entry["many"] = not row["n_prompt"]
+            weights = int(row["n_rows"]) ** 2
+            entry |= {"columns": row["n_columns"] or round(row["n_flops"] / (2 * weights)), "weights": weights}
+            entry["many"] = not row["n_columns"]
         if layout:
             yield entry
 
@@ -351,7 +351,7 @@ def _layout(row: Mapping[str, Any]) -> str:
             return layout
     if "packed" in row["checks"]:
         return PLAIN
-    return "" if row["label"] == PACKED else PLAIN
+    return "" if row["layout"] == PACKED else PLAIN
 
 
 def _rate(rows: pd.DataFrame, work: pd.Series) -> Rate:

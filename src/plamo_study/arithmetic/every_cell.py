@@ -27,8 +27,8 @@ from plamo_study.read.usable import usable
 Facts = Mapping[str, Mapping[str, Any]]
 Known = Mapping[str, Mapping[int, float]]  # tensor type -> number of columns -> seconds per weight
 TIMED = ("prefill", "decode", "depth", "naive")
-KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads",
-       "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label"]  # fmt: skip
+KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "depth", "n_ctx", "n_gen", "n_seq",
+       "policy", "n_threads", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "ladder"]  # fmt: skip
 NUMBERS = ["tokens", "depth", "n_seq", "n_threads", "flops", "bytes", "intensity", "compute", "read", "low", "high",
            "miss", "miss_usual", "miss_known", "miss_kernel", "share", "share_fastest"]  # fmt: skip
 CELL_COLUMNS = [
@@ -150,11 +150,11 @@ def _timed(cell: Mapping[str, Any], group: pd.DataFrame) -> Iterator[Timed]:
     if cell["workload"] == "prefill":
         yield Timed("prefill", cell["n_prompt"], 0, _medians(samples), n_seq, together)
     elif cell["workload"] == "decode":
-        depth = cell["n_prompt"] + cell["n_gen"] / 2
+        depth = cell["depth"] + cell["n_gen"] / 2
         yield Timed("decode", 1, depth, _medians(samples), n_seq)
         fills = [[fill] for fill in group["prefill_ns"] if fill]
         if fills:
-            yield Timed("prefill", cell["n_prompt"], 0, _medians(fills), n_seq, together)
+            yield Timed("prefill", cell["depth"], 0, _medians(fills), n_seq, together)
     elif cell["workload"] == "naive":
         naive, cached = ([row[i] for row in samples] for i in (0, 1))
         length = cell["n_prompt"] + (cell["n_gen"] - 1) / 2

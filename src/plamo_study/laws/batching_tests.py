@@ -80,7 +80,7 @@ def confusion(table: pd.DataFrame) -> pd.DataFrame:
 
 def by_seed(table: pd.DataFrame) -> pd.DataFrame:
     """Drawn configurations counted by build and seed of their grid; `wrong` and `abort` as observed, `exact` of all."""
-    drawn = table[table["label"] == ""]
+    drawn = table[table["question"] == ""]
     counted = drawn.assign(wrong=drawn["observed"] == "wrong", abort=drawn["observed"] == "abort")
     groups = counted.groupby(["build", "grid"])
     return groups.agg(
@@ -114,20 +114,20 @@ def three_tests(rows: pd.DataFrame) -> pd.DataFrame:
 
     NaN if the engine did not get that far; a test fails above `limit`.
     """
-    asked, most = rows[rows["label"].isin(ASKED)], limit(rows)
+    asked, most = rows[rows["question"].isin(ASKED)], limit(rows)
     entries = []
     for row in asked.to_dict("records"):
-        wanted = [error for name, error in row["checks"].items() if name.endswith(ASKED[row["label"]])]
+        wanted = [error for name, error in row["checks"].items() if name.endswith(ASKED[row["question"]])]
         error = max(wanted, default=float("nan"))
-        entry = {"build": row["build"], "model": row["model"], "test": row["label"], "error": error}
+        entry = {"build": row["build"], "model": row["model"], "test": row["question"], "error": error}
         entries.append({**entry, "limit": most})
     return pd.DataFrame(entries)
 
 
 def packed_map(table: pd.DataFrame) -> pd.DataFrame:
-    """The map of packed prompts from `checked` rows: columns build, n_prompt, n_batch, n_seq, predicted, observed."""
-    packed = table[table["label"] == "map"]
-    return packed[["build", "n_prompt", "n_batch", "n_seq", "predicted", "observed"]].reset_index(drop=True)
+    """The map of packed prompts from `checked` rows: columns build, n_tokens, n_batch, n_seq, predicted, observed."""
+    packed = table[table["question"] == "map"]
+    return packed[["build", "n_tokens", "n_batch", "n_seq", "predicted", "observed"]].reset_index(drop=True)
 
 
 def first_aborts(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from plamo_study.stats import growth
 from plamo_study.stats.estimates import NS, compare, events
 
 PHASES = ("prefill", "decode")
-OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
+OF_CELL = ("model", "ladder", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
 LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
 FITS = 0.05  # a law that misses a median by more is shown, but supports no conclusion
 Knots = dict[str, float]
@@ -29,7 +29,7 @@ def samples(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per usable process, phase and depth, which `estimate` and `compare` take.
 
     The cell's fields, block and machine; `phase`, "prefill" or "decode"; `depth`; `value`, seconds per token (median
-    over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `label`: "" for a ladder
+    over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `ladder`: "" for one
     of depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
     """
     usable_rows = usable(rows)
@@ -53,7 +53,7 @@ def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
 
 def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
     """Seconds per token of the ladders by model: a row per depth, a column per block; windowed models last."""
-    ladders = timed[(timed["phase"] == phase) & (timed["label"] == LADDER)]
+    ladders = timed[(timed["phase"] == phase) & (timed["ladder"] == LADDER)]
     groups = dict(iter(ladders.groupby("model")))
     names = sorted(groups, key=lambda name: (name.replace(WITH_WINDOW, ""), WITH_WINDOW in name))
     return {name: groups[name].pivot_table(index=index, columns="block", values="value") for name in names}
@@ -61,7 +61,7 @@ def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, p
 
 def part(timed: pd.DataFrame) -> int:
     """Tokens of the parts of a prompt that the ladders time; 0 where there are none."""
-    ladders = timed[timed["label"] == LADDER]
+    ladders = timed[timed["ladder"] == LADDER]
     return int(ladders["n_ubatch"].iloc[0]) if len(ladders) else 0
 
 
@@ -81,7 +81,7 @@ def explained(timed: pd.DataFrame) -> pd.DataFrame:
 
     `estimate`: ratio of times, paired by block; `first` and `second`: seconds per token with the window and without.
     """
-    ladders = timed[timed["label"] == LADDER]
+    ladders = timed[timed["ladder"] == LADDER]
     plain = ladders["model"].str.replace(WITH_WINDOW, "", regex=False)
     ladders = ladders.assign(model=plain, window=ladders["model"].str.contains(WITH_WINDOW).astype(bool))
     return compare(ladders, of="window", to="not window", by="model phase depth")

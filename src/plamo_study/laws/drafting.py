@@ -26,11 +26,11 @@ CELL = [
     "model",
     "dtype",
     "file",
-    "n_prompt",
+    "depth",
     "n_seq",
     "n_draft",
     "how",
-    "label",
+    "drafter",
     "accepts",
     "text",
     "draft",
@@ -38,7 +38,7 @@ CELL = [
 ]
 CELL += ["temperature"]
 PROCESS = ["build", "block", "machine", "verdict", "key"]
-SPEED = ["build", "model", "file", "n_prompt", "n_seq", "n_draft", "how"]
+SPEED = ["build", "model", "file", "depth", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 LAW = 0.10  # largest relative error of a round's predicted sum
 NATIVE, PART = "tokens removed", "part put back"
@@ -149,7 +149,7 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
     """Speed over plain decode of the same process at RATES, by block: SPEED, `blocks` and `ratios`, (len(RATES),
     blocks)."""
     right = processes(usable(rows))
-    right = right[(right["text"] == "") & (right["label"] == "even")]
+    right = right[(right["text"] == "") & (right["drafter"] == "even")]
     entries = []
     for key, group in right.groupby(SPEED, sort=False):
         entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
@@ -261,9 +261,9 @@ def parts(process: Any) -> dict[str, Any]:
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of one sequence timed alone, one row per process, length and kind: SPEED, `label`, `block`, `machine`,
+    """Calls of one sequence timed alone, one row per process, length and kind: SPEED, `drafter`, `block`, `machine`,
     `n_tokens`, `after` ("as long" or "another": the call before) and `value`, seconds."""
-    return events(_taken_apart(rows), (*SPEED, "label", "block", "machine"), _alone, "n_tokens", "after", "value")
+    return events(_taken_apart(rows), (*SPEED, "drafter", "block", "machine"), _alone, "n_tokens", "after", "value")
 
 
 def _alone(process: Any) -> Iterator[dict[str, Any]]:
@@ -277,7 +277,7 @@ def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
     """Time of a round's parts at an acceptance: SPEED; for each of TERMS and `round`, seconds over processes; `tax`,
     the share spent on taking drafts back (save, restore and replay)."""
     right = processes(usable(rows))
-    right = right[(right["label"] == "even") & (right["n_seq"] == 1)]
+    right = right[(right["drafter"] == "even") & (right["n_seq"] == 1)]
     entries = []
     for key, group in right.groupby(SPEED, sort=False):
         entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))

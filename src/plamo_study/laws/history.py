@@ -28,7 +28,12 @@ def asked(recording: Recording | None) -> pd.DataFrame:
 def _line(row: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     version = engine["binding"].rpartition(" ")[2]
     build = version if row["build"] in ("stock", version) else row["build"]
-    said = {"build": build, "version": version, "architecture": short(row["model"]), "question": row["label"] or ORACLE}
+    said = {
+        "build": build,
+        "version": version,
+        "architecture": short(row["model"]),
+        "question": row["question"] or ORACLE,
+    }
     errors = [row["checks"][name] for name in ("error", "prefill_error", "decode_error") if name in row["checks"]]
     return said | {"answer": _answer(row), "error": max(errors, default=None)}
 

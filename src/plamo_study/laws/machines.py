@@ -60,7 +60,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
 def _of(
     folders: list[Any], scale: str, device: str = "auto"
 ) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
+    for path in (path for folder in folders for path in journal.journals(folder, scale)):
         records, study = journal.read(path), path.name.partition(".")[0]
         for rows in by_machine(records).values():
             if own := of_device(rows, device):
@@ -78,7 +78,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     timed, _ = every_cell.cells(studies)
     if timed.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
-    timed = _apart(timed[(timed["build"] == STOCK) & (timed["label"] == "")])
+    timed = _apart(timed[(timed["build"] == STOCK) & (timed["ladder"] == "")])
     timed = timed.loc[(timed["phase"] != timed["workload"]).sort_values(kind="stable").index]  # own cells come first
     most = timed.groupby("machine")["n_threads"].transform("max")
     timed = timed[timed["n_threads"] == most]

@@ -19,7 +19,7 @@ from plamo_study.stats import clustered
 from plamo_study.stats.estimates import paired_ratio
 
 PLAIN = "off/f16/f16"
-DRIFT = ["model", "kind", "kld", "same_top", "ppl_ratio", "p", "detectable", "chunks", "n_prompt"]
+DRIFT = ["model", "kind", "kld", "same_top", "ppl_ratio", "p", "detectable", "chunks", "n_ctx"]
 KINDS = ["model", "whole", "kind", "depth", "prefill_gain", "decode_gain", "kv", "state", "compute", "rss", "room",
          "n_ubatch", "n"]  # fmt: skip
 
@@ -39,11 +39,11 @@ def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     depths = usable(rows)
     depths = depths[(depths["workload"] == "depth") & (depths["text"] == "")]
     every, depths, entries = context.samples(depths), depths.assign(kind=kind_of(depths)), []
-    for (model, label), group in depths.groupby(["model", "label"]):
-        timed = every[(every["model"] == model) & (every["label"] == label)]
+    for (model, ladder), group in depths.groupby(["model", "ladder"]):
+        timed = every[(every["model"] == model) & (every["ladder"] == ladder)]
         timed = timed[timed["depth"] == timed["depth"].max()]
         for kind, cells in group.groupby("kind"):
-            entry = {"model": model, "whole": label == WHOLE_WINDOW, "kind": kind, "depth": int(timed["depth"].max())}
+            entry = {"model": model, "whole": ladder == WHOLE_WINDOW, "kind": kind, "depth": int(timed["depth"].max())}
             entries.append(entry | _gains(timed, str(kind)) | _sizes(cells))
     table = pd.DataFrame(entries, columns=KINDS)
     bits = table["kind"].map(lambda kind: (kind.startswith("on"), -kind.count("f16"), -kind.count("q8_0")))
@@ -63,7 +63,7 @@ def _sizes(cells: pd.DataFrame) -> dict[str, float]:
     checks = cells["checks"].iloc[0]
     sizes = {name: float(checks[f"{name}_bytes"]) for name in ("kv", "state", "compute")}
     asked = cells.iloc[0]
-    room = asked["n_prompt"] + asked["n_ubatch"] + asked["n_gen"] + 1  # one decode step warms up
+    room = asked["n_ctx"] + asked["n_ubatch"] + asked["n_gen"] + 1  # one decode step warms up
     counts = {"room": int(room), "n_ubatch": int(asked["n_ubatch"]), "n": len(cells)}
     return sizes | {"rss": float(cells["peak_rss_bytes"].max())} | counts
 
@@ -76,14 +76,14 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
     scored, entries = rows[(rows["workload"] == "depth") & (rows["text"] != "") & (rows["verdict"] == "valid")], []
     for row in scored.drop_duplicates("model", keep="last").itertuples():  # chunks give the interval, not processes
         tokens = np.asarray(row.series["tokens"], float)
-        for name in row.candidates:
+        for name in row.caches:
             more = np.subtract(row.series[f"nll/{name}"], row.series[f"nll/{PLAIN}"])
             entry: dict[str, Any] = {"model": row.model, "kind": name}
             entry |= {k: clustered.ratio_of_sums(row.series[f"{k}/{name}"], tokens) for k in ("kld", "same_top")}
             entry["ppl_ratio"] = clustered.mapped(clustered.ratio_of_sums(more, tokens), lambda x: float(np.exp(x)))
             entry["p"] = clustered.p_value(more / tokens)
             entry["detectable"] = float(np.expm1(clustered.detectable(more / tokens)))
-            entries.append(entry | {"chunks": len(tokens), "n_prompt": row.n_prompt})
+            entries.append(entry | {"chunks": len(tokens), "n_ctx": row.n_ctx})
     table = pd.DataFrame(entries, columns=DRIFT)
     return table.assign(p_adjusted=clustered.adjusted(table["p"].tolist()) if len(table) else [])
 

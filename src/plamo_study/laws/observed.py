@@ -63,7 +63,7 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """
     used = _steady(usable(rows))
     used = used[used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
-    used = used[~used["label"].isin((SERVER, SPLIT))]  # whose calls are not recorded
+    used = used[~used["rule"].isin((SERVER, SPLIT))]  # whose calls are not recorded
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     used = used[used["workload"] == "traffic"]
     recorded: list[Call] = []
@@ -74,7 +74,7 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
         recorded += of_row
         idle += _idle(row, of_row)
         origin += [number] * len(of_row)
-    whence = used.assign(rule=used["label"]).iloc[origin]
+    whence = used.iloc[origin]
     made = pd.DataFrame(recorded, columns=COLUMNS).assign(idle=idle, **{name: whence[name].array for name in ORIGIN})
     return made[made["chunk"] <= whence["n_ubatch"].to_numpy()].reset_index(drop=True)
 
@@ -82,8 +82,8 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
 def _steady(used: pd.DataFrame) -> pd.DataFrame:
     """Undisturbed rows. Where every process was disturbed, all calls measured alone are kept, and no traffic is."""
     hit = marked(used)
-    every = hit.groupby([used[name] for name in ("model", "n_threads", "workload", "label")]).transform("all")
-    return used[~hit | (every & (used["label"] == PARTS))]
+    every = hit.groupby([used[name] for name in ("model", "n_threads", "workload", "rule")]).transform("all")
+    return used[~hit | (every & (used["rule"] == PARTS))]
 
 
 def moves(rows: pd.DataFrame) -> pd.DataFrame:
@@ -144,13 +144,13 @@ def parts_of(timed: pd.DataFrame) -> pd.DataFrame:
 
 def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of loads that a policy served."""
-    served = ~rows["label"].isin((PARTS, SERVER))
+    served = ~rows["rule"].isin((PARTS, SERVER))
     return rows[(rows["workload"] == "traffic") & served & (rows["status"] == "ok")]
 
 
 def loads(served: pd.DataFrame) -> tuple[float, ...]:
     """Loads (1/s) at which several policies were measured; each is predicted from the others."""
-    policies_at = served.groupby("per_second")["label"].nunique()
+    policies_at = served.groupby("per_second")["rule"].nunique()
     return tuple(sorted(policies_at[policies_at > 1].index))
 
 

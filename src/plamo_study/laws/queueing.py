@@ -39,8 +39,8 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
     simulation gave no prediction.
     """
     entries = []
-    used = seen.traffic.drop_duplicates(["model", "per_second", "label"])
-    first = {(row.model, row.per_second, row.label): row for row in used.itertuples()}
+    used = seen.traffic.drop_duplicates(["model", "per_second", "rule"])
+    first = {(row.model, row.per_second, row.rule): row for row in used.itertuples()}
     taken = measured[measured["metric"].isin(METRICS) & (measured["rule"] != SERVER)]
     taken = taken.pivot(index=[*LOADED, "block"], columns="metric", values="value").reindex(columns=METRICS)
     taken = taken.reset_index().set_index("block")
@@ -99,7 +99,7 @@ def tuned(replay: StepModel, known: pd.DataFrame, rows: dict[Any, Any]) -> StepM
     off = np.zeros(len(models))
     for key, group in known[known["rule"] != SPLIT].groupby(LOADED):
         row, took = rows[key], np.log(group[SLOWEST]).median()
-        said = [simulated(load_of(row), row.label, model, int(row.n_seq), 1) for model in models]
+        said = [simulated(load_of(row), row.rule, model, int(row.n_seq), 1) for model in models]
         with np.errstate(invalid="ignore", divide="ignore"):  # a wait of 0
             off += [np.nansum(abs(np.log([waits[name] for name in SLOWEST]) - took)) for waits in said]
     return models[int(off.argmin())]
@@ -130,22 +130,22 @@ def _split(seen: Observed, row: Any, without: float) -> dict[str, float]:
 
 def _paced(row: Any, others: pd.DataFrame, fits: dict[str, StepModel], pace: pd.Series) -> dict[str, dict[str, Any]]:
     """Prediction by each method of a load, by block, given nothing of the load but the pace of each process."""
-    if (row.model, row.label, row.per_second) not in pace.index.droplevel("block"):
+    if (row.model, row.rule, row.per_second) not in pace.index.droplevel("block"):
         return {}
-    own = pace.loc[row.model, row.label, row.per_second].to_dict()
+    own = pace.loc[row.model, row.rule, row.per_second].to_dict()
     load, slots = load_of(row), int(row.n_seq)
     many = max(SEEDS, seeds(load) // len(own))
     models = {block: fits[row.model].slower(factor) for block, factor in own.items()}
     ways: dict[str, dict[int, dict[str, float]]] = {
-        "simulation": {block: simulated(load, row.label, model, slots, many) for block, model in models.items()},
-        "theory": {block: theory(load, row.per_second, row.label, model, slots) for block, model in models.items()},
+        "simulation": {block: simulated(load, row.rule, model, slots, many) for block, model in models.items()},
+        "theory": {block: theory(load, row.per_second, row.rule, model, slots) for block, model in models.items()},
     }
     by_way: dict[str, dict[str, Any]] = {}
     for way, said in ways.items():
         by_way[way] = {name: _by_block(said, name) for name in METRICS}
     near = nearest(others, row.per_second)
     if near:
-        theirs = pace.loc[row.model, row.label, next(iter(near["per_second"].values()))].to_dict()
+        theirs = pace.loc[row.model, row.rule, next(iter(near["per_second"].values()))].to_dict()
         waits = {name: _scaled(near[name], own, theirs) for name in METRICS if name not in ("throughput", "well")}
         by_way["nearest load"] = near | waits
     return {f"{way}, paced": said for way, said in by_way.items()}
@@ -171,7 +171,7 @@ def shipping(seen: Observed, model: str, without: float = 0.0) -> tuple[Seconds,
 
     Raises StudyError if nothing was shipped at those loads.
     """
-    used = seen.traffic[(seen.traffic["label"] == SPLIT) & (seen.traffic["model"] == model)]
+    used = seen.traffic[(seen.traffic["rule"] == SPLIT) & (seen.traffic["model"] == model)]
     used = used[used["per_second"] != without]
     moves = [
         (request.n_prompt, *took)

@@ -127,7 +127,7 @@ def _most(name: str, scale: str, sweep: Sweep) -> float:
 
 def _whole(name: str, scale: str) -> bool:
     """Whether a study is measured as a whole or not at all, and can be shown as recorded."""
-    return registry.STUDIES[name].whole and journal.journal_path(name, scale, journal.REFERENCE).exists()
+    return registry.STUDIES[name].whole and bool(journal.stored(journal.journal_path(name, scale, journal.REFERENCE)))
 
 
 @cache  # asked for again by every study that shares the time

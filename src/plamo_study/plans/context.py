@@ -45,7 +45,7 @@ def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     if sweep.n_depth:
         base, deepest = plan.change(base, rungs=_rungs(sweep)), (max(sweep.n_depth),) * len(files)
     ladders = [on_file(plan.change(base, n_ctx=n), file) for file, n in zip(files, deepest, strict=False)]
-    walked = plan.change(base, n_ctx=WALKED[scale], way=WALK, rungs=())
+    walked = plan.change(base, n_ctx=WALKED[scale], ladder=WALK, rungs=())
     walks = [on_file(walked, file) for file in files[:2]] if max(deepest) >= WALKED[scale] else []
     near = [] if sweep.files else _near(base, files[:2])
     limits = plan.limits_of(files, scale, sweep, base.n_gpu_layers != 0, (base.n_threads,))
@@ -81,7 +81,7 @@ def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     n_ctx = max((*sweep.n_depth, 0)) or COMPARED[scale]
     if sweep.files:
         n_ctx = _quarters(base, min(n_ctx, *(registry.spec(*file[:2]).context_length for file in files)))
-    base = plan.change(base, n_ctx=n_ctx, way=FEW)
+    base = plan.change(base, n_ctx=n_ctx, ladder=FEW)
     asked = "/".join((base.flash_attn, base.type_k, base.type_v))
     compared = tuple(dict.fromkeys((*CACHES[:2], asked))) if sweep.settings().keys() - {"n_gpu_layers"} else CACHES
     kinds = [compared] * len(files) if sweep.files else [compared, compared[:2]]
@@ -91,7 +91,7 @@ def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         for name in names
     ]
     sliding = [file for file in files if registry.spec(*file[:2]).window] if sweep.files else files[1:2]
-    whole = plan.change(base, way=WHOLE_WINDOW)
+    whole = plan.change(base, ladder=WHOLE_WINDOW)
     whole = plan.change(whole, type_k="f16", type_v="f16") if sweep.settings() else whole
     cells += [on_file(plan.change(whole, flash_attn=flash), file) for file in sliding for flash in ("on", "off")]
     return _planned("05-memory", scale, tuple(cells), sweep)

@@ -77,10 +77,10 @@ def _of_model(base: Handover) -> Iterator[Handover | None]:
     """The cells of a model, in order of need; None for what only the hybrid has."""
     hybrid, few = base.model == MODELS[0], change(base, candidates=FEW, paired="few")
     yield change(base, candidates=TYPES + (MIXED if hybrid else ()))
-    yield change(base, candidates=COARSE, asked="parts") if hybrid else None
+    yield change(base, candidates=COARSE, compares="parts") if hybrid else None
     yield change(base, candidates=APART, paired="few") if hybrid else None
     yield change(base, candidates=(AS_LARGE,), paired="few") if hybrid else None
-    yield change(few, candidates=COARSE, asked="free")
+    yield change(few, candidates=COARSE, compares="free")
     yield _on(few, OTHER_TEXT)
     yield change(few, dtype="F32")
     yield change(few, dtype="BF16")

@@ -32,14 +32,14 @@ def builds(scale: str, gpu: bool = False) -> Plan:
     usual = hybrids(scale, gpu)
     every = [cell for cell in usual.cells if isinstance(cell, Hybrid) and cell.question in ASKED and not cell.planted]
     every = [cell for cell in every if cell.question != "slots" or cell.number == SLOTS]
-    plain = [cell for cell in every if (cell.dtype, cell.shape) == ("F32", "whole")]
+    plain = [cell for cell in every if (cell.dtype, cell.form) == ("F32", "whole")]
     gate = Gate(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
     whole: list[Cell] = [change(gate, model=model) for model in MODELS]
     asked: list[Cell] = [
-        change(cell, shape=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)
+        change(cell, form=architectures.PLAIN) for cell in plain if cell.model in (*RECURRENT, *CONTROLS)
     ]
     mixed = [model for model in RECURRENT if model not in ONE_KIND]
-    listed = change(plain[0], question=LISTED, shape=architectures.STATE_FIRST, number=0)
+    listed = change(plain[0], question=LISTED, form=architectures.STATE_FIRST, number=0)
     asked += [change(listed, model=model) for model in mixed]
     cells = (*whole, *asked)
     limit_s = usual.time_limit_s / 2  # a file whose rotation is lost may take all of it, in every build

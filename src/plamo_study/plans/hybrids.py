@@ -51,7 +51,7 @@ def hybrids(scale: str, gpu: bool = False) -> Plan:
             asked += [change(of, number=number) for number in question.numbers]
             one = change(of, number=middle)
             others += [change(one, planted=True), *(change(one, dtype=dtype) for dtype in OTHER_TYPES)]
-            others += [change(one, shape=shape) for shape, written in SHAPES.items() if model in written]
+            others += [change(one, form=form) for form, written in SHAPES.items() if model in written]
     asked += [change(base, model=model, question="steps") for model in UNWRITTEN]
     cells = (*asked, *others)
     mended = tuple(cell for cell in cells if isinstance(cell, Hybrid) and _is_mended(cell))

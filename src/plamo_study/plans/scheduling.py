@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from llama_meter.cells import PARTS, SERVER, SPLIT, Cell, File, Fleet, Traffic
-from llama_meter.journal import LOCAL, REFERENCE, journal_path
+from llama_meter.journal import LOCAL, REFERENCE, journal_path, stored
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     MODELS,
@@ -132,5 +132,5 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
 
 
 def digest(journal: Path) -> str:
-    """SHA-256 of a journal in hex; empty if there is no file."""
-    return sha256(journal.read_bytes()).hexdigest() if journal.exists() else ""
+    """SHA-256 of a journal's lines in hex; empty if there are none."""
+    return sha256(lines).hexdigest() if (lines := stored(journal)) else ""

@@ -58,12 +58,12 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     lengths, rates = sweep.n_draft or DRAFTS, sweep.acceptance or RATES
     direct = RATES[1] if RATES[1] in rates else rates[0]
     first = [cell for base in bases for cell in (_even(base, base.n_draft), change(base, accepts=direct))]
-    first += [change(_even(base, base.n_draft), way="full") for base in states]
+    first += [change(_even(base, base.n_draft), back="full") for base in states]
     costs = [_even(base, k) for base in bases for k in lengths]
     costs += [change(base, accepts=rate) for base in bases for rate in rates]
     costs += [_batched(base, n) for base in bases for n in BATCHES]
     costs += [_deep(base) for base in bases if scale != "mini"]  # the embedded models are too small for it to matter
-    rest = [change(base, accepts=rate, way="joined") for base in states for rate in rates]
+    rest = [change(base, accepts=rate, back="joined") for base in states for rate in rates]
     adapts = [change(base, drafter="adapts", n_draft=max(lengths)) for base in bases]
     rest += [change(adaptive, accepts=rate) for adaptive in adapts for rate in dict.fromkeys((rates[0], rates[-1]))]
     cells = [*first, *(cell for cell in (*costs, *rest) if not sweep.files or fits(cell))]

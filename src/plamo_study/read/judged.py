@@ -57,7 +57,8 @@ def judged(
 
 def reach(rows: "pd.DataFrame") -> "pd.Series":
     """The longest sequence of each row in tokens: what it starts from, what arrives, and what it generates."""
-    lengths = [rows[name].fillna(0).astype(int) for name in ("n_prompt", "n_gen", "n_arriving") if name in rows]
+    parts = ("n_prompt", "depth", "n_ctx", "n_tokens", "n_gen", "n_arriving")
+    lengths = [rows[name].fillna(0).astype(int) for name in parts if name in rows]
     return sum(lengths[1:], lengths[0])
 
 
@@ -66,7 +67,7 @@ def _of(records: Iterable[Record]) -> dict[At, Reach]:
     facts = {record.id: record.data for record in records if isinstance(record, Fact)}
     known: dict[At, Reach] = {}
     for row in records:
-        if isinstance(row, Row) and isinstance(row.cell, Gate) and row.valid and row.cell.judged != "consistent":
+        if isinstance(row, Row) and isinstance(row.cell, Gate) and row.valid and row.cell.judges != "consistent":
             at = _at(facts[row.model], facts[row.engine], row.cell.n_gpu_layers != 0)
             known[at] = _deeper(_reach(row, row.cell), known.get(at, Reach()))
     return known
@@ -74,9 +75,9 @@ def _of(records: Iterable[Record]) -> dict[At, Reach]:
 
 def _reach(row: Row, gate: Gate) -> Reach:
     of_parts = float(row.checks.get("parts_tolerance", 0))
-    if gate.judged == "depth":
+    if gate.judges == "depth":
         return Reach(int(row.checks["judged_to"]), DEEP_POSITIONS, of_parts, machine=row.machine)
-    of_logits = float(row.checks.get("tolerance") or tolerance(gate)) if not gate.judged else 0.0
+    of_logits = float(row.checks.get("tolerance") or tolerance(gate)) if not gate.judges else 0.0
     return Reach(gate.n_prompt, gate.n_prompt, of_parts, of_logits, row.machine)
 
 

@@ -170,7 +170,7 @@ def memory(row: Mapping[str, Any]) -> dict[str, float]:
 
 def traffic(row: Mapping[str, Any]) -> Iterator[Measured]:
     """A load that a policy served: METRICS, and "busy" where calls are known; "call" where calls were made alone."""
-    if row["label"] == PARTS:
+    if row["rule"] == PARTS:
         times = np.array(row["samples_ns"][0], float) / NS
         yield "call", "s", float(np.median(times)), times
     elif all(request.token_ns for request in row["requests"]):
@@ -186,7 +186,7 @@ def _served(row: Mapping[str, Any]) -> dict[str, float]:
         first_tokens(arrived, tokens), mean_gaps(tokens), (waits, np.ones(len(waits))),
         throughput(arrived, tokens), load,
     )  # fmt: skip
-    has_calls = row["label"] not in (SPLIT, SERVER)
+    has_calls = row["rule"] not in (SPLIT, SERVER)
     return metrics | ({"busy": sum(row["samples_ns"][0]) / NS / span(arrived, tokens)} if has_calls else {})
 
 
@@ -260,7 +260,7 @@ def arrival(row: Mapping[str, Any]) -> Iterator[Measured]:
 def cell_of(row: Mapping[str, Any]) -> Arrival:
     """The cell of a row, as far as its calls depend on it."""
     return Arrival(
-        depth=int(row["n_prompt"]), n_gen=int(row["n_gen"]), n_seq=int(row["n_seq"]),
+        depth=int(row["depth"]), n_gen=int(row["n_gen"]), n_seq=int(row["n_seq"]),
         n_arriving=int(row["n_arriving"]), n_chunk=int(row["n_chunk"]), way=row["way"],
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 from IPython.display import Markdown
 
-from llama_meter.cells import AnyCell, columns
+from llama_meter.cells import AnyCell, OnModel
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE
 from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
@@ -107,10 +107,10 @@ def _of_system(recording: Recording, what: str, name: str, wanted: Mapping[str, 
 
 
 def _named(cell: AnyCell) -> str:
-    fields = columns(cell)
-    sequences = f" × {fields['n_seq']}" if fields["n_seq"] > 1 else ""
-    tokens = f" {fields['n_prompt']}+{fields['n_gen']}{sequences}" if fields["model"] else ""
-    return f"{fields['model']} {fields['dtype']} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
+    named = f"{getattr(cell, 'model', '')} {getattr(cell, 'dtype', '')}"
+    n_seq, n_prompt, n_gen = cell.shape if isinstance(cell, OnModel) else (1, 0, 0)
+    tokens = f" {n_prompt}+{n_gen}{f' × {n_seq}' * (n_seq > 1)}" if n_prompt + n_gen else ""
+    return f"{named} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
 
 
 def weights_of(fact: dict[str, Any]) -> str:
@@ -274,7 +274,7 @@ def depths(rows: pd.DataFrame) -> str:
 
 def commit(engine: Mapping[str, Any]) -> str:
     """The commit of an engine. A build of the pinned sdist calls itself dirty, as it was made outside of a checkout."""
-    said = str(engine["commit"])
+    said = str(engine.get("commit", "unknown"))
     return said.removesuffix("-dirty") if engine.get("pinned", True) else said
 
 

@@ -21,6 +21,7 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
     "what": ("what", ""),
     "unit": ("unit", ""),
     "n_prompt": ("prompt tokens", ",d"),
+    "depth": ("depth", ",g"),
     "n_gen": ("tokens generated", ",d"),
     "n_out": ("output tokens", ",d"),
     "n_seq": ("sequences", "d"),
