@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -177,55 +176,6 @@ python3\\ -m\\ venv) echo begins >> log; sleep 0.5; mkdir -p .venv/bin
     for name in pip uv python plamo-study; do cp $0 .venv/bin/$name; done; echo ends >> log ;;
 plamo-study*) echo measures >> log ;;
 esac
-"""
-
-
-@pytest.fixture
-def fresh_project(tmp_path):
-    """A project that can be set up by a fake Python, and the command that does it."""
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
-        shutil.copy(paths.ROOT / name, tmp_path)
-    (tmp_path / "src").mkdir()
-    fake = tmp_path / "bin/python3"
-    fake.parent.mkdir()
-    fake.write_text(FAKE.format(python=sys.executable))
-    fake.chmod(0o755)
-    return tmp_path, ["make", "study", f"PYTHON={fake}"]
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-def test_two_makes_at_once_set_up_once(fresh_project):
-    folder, command = fresh_project
-    both = [subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
-    said = [each.communicate(timeout=LONG_S)[0].decode() for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    assert (folder / "log").read_text().split() == ["begins", "ends", "measures", "measures"]
-
-
-@pytest.mark.case(10)
-@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-def test_make_sets_up_on_a_disk_without_locks_and_says_what_to_keep_from(fresh_project):
-    folder, command = fresh_project
-    (folder / "sitecustomize.py").write_text(LOCKLESS)
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("knows no locks") == 1
-    assert (folder / "log").read_text().split() == ["begins", "ends", "measures"]
-
-
-LOCKLESS = """import errno, fcntl
-
-def flock(file, how):
-    raise OSError(errno.ENOSYS, "Function not implemented")
-
-fcntl.flock = flock
 """
 
 
