@@ -8,7 +8,7 @@ from llama_meter.errors import StudyError
 from llama_meter.journal import REFERENCE
 from llama_meter.stats import Estimate
 from plamo_study.laws import machines
-from plamo_study.read import processors
+from plamo_study.read import processors, recording
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
          "type_k": "f16", "type_v": "f16", "attention": "on", "read": 1e9}  # fmt: skip
@@ -90,13 +90,21 @@ def test_a_machine_is_named_by_what_its_fact_says_and_no_more():
     assert processors.cores({"chip": "AMD EPYC (family 26)", "performance_cores": 1}) == "1 vCPU"
 
 
-def test_a_second_machine_of_one_name_bears_what_differs_its_cache_or_else_a_part_of_its_id():
+def test_a_second_machine_of_one_name_bears_a_part_of_its_id_and_a_recorded_one_its_letter():
     chip = {"chip": "Intel(R) Xeon(R) Processor (family 6)", "performance_cores": 2}
-    caches = {"a" * 16: 260, "b" * 16: 105, "c" * 16: 260, "d" * 16: 105}
-    facts = {name: chip | {"last_level_cache_bytes": size << 20} for name, size in caches.items()}
+    facts = {name * 16: chip | {"last_level_cache_bytes": size} for size, name in enumerate("abc")}
     names = [processors.machine(fact) for fact in processors.told_apart(facts)[0].values()]
-    plain = names[0]
-    assert names[1:] == [f"{plain} ({mark})" for mark in ("105 MiB of cache", "cccccccc", "dddddddd")]
+    assert names == ["Intel Xeon, 2 vCPUs", "Intel Xeon, 2 vCPUs (bbbbbbbb)", "Intel Xeon, 2 vCPUs (cccccccc)"]
+    recorded = recording.read("01-phase-asymmetry", "recorded", "shape")
+    (fact,) = {name: recorded.facts[name] for name in recorded.rows.machine.unique()}.values()
+    assert processors.machine(fact) == "AMD EPYC Zen 5, 2 vCPUs (host A)"
+
+
+def test_every_recorded_machine_has_a_letter_of_its_own():
+    records = [each for path in journal.journals(paths.MEASURED / REFERENCE) for each in journal.read(path)]
+    ids = {record.id for record in records if getattr(record, "what", "") == "machine"}
+    assert ids <= processors.HOSTS.keys()
+    assert len(set(processors.HOSTS.values())) == len(processors.HOSTS)
 
 
 def test_recorded_machines_are_told_apart_by_names_that_what_computed_there_supports():

@@ -12,9 +12,11 @@ import numpy as np
 import pandas as pd
 
 from llama_meter import journal, paths
+from llama_meter.cells import Read
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, OTHERS, REFERENCE
 from llama_meter.measure.plan import check_scale
+from llama_meter.rows import Fact, Row
 from plamo_study.arithmetic import every_cell
 from plamo_study.read import processors, recording
 from plamo_study.read.recording import (
@@ -55,6 +57,36 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     return [
         (study, rows, facts | {name: named[name] for name in facts.keys() & named}) for study, rows, facts in studies
     ]
+
+
+def hosts() -> pd.DataFrame:
+    """The recorded machines by letter: `host`, `chip`, `cache` (bytes), `read` (B/s, most threads), `days` and `rows`.
+
+    `read`: the median of a machine's own read ceilings, NaN where it measured none.
+    """
+    facts, rows = dict[str, dict[str, Any]](), list[Row]()
+    for place in (REFERENCE, OTHERS):
+        for path in journal.journals(paths.MEASURED / place):
+            records = journal.read(path)
+            facts |= {record.id: record.data for record in records if isinstance(record, Fact)}
+            rows += journal.latest_rows(records)
+    entries = []
+    for name, letter in processors.HOSTS.items():
+        own = [row for row in rows if row.machine == name]
+        read = [
+            (cell.n_threads, 1e9 * cell.array_bytes / np.median(row.samples_ns))
+            for row in own
+            if isinstance(cell := row.cell, Read) and row.status == "ok" and not cell.n_gpu_layers
+        ]
+        rates = [rate for threads, rate in read if threads == max(read)[0]]
+        days = sorted({row.started[:10] for row in own})
+        entries.append({
+            "host": letter, "chip": f"{processors.processor(facts[name])}, {processors.cores(facts[name])}",
+            "gpu": ", ".join(gpu["chip"] for gpu in facts[name].get("gpus", ())),
+            "cache": facts[name].get("last_level_cache_bytes", np.nan), "read": np.median(rates) if rates else np.nan,
+            "days": f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0], "rows": len(own),
+        })  # fmt: skip
+    return pd.DataFrame(entries)
 
 
 def _of(

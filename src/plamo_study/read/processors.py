@@ -17,6 +17,11 @@ GUEST = re.compile(rf"(?P<maker>{EPYC}|{re.escape(XEON)})(?P<clock>| @ .*)")
 ZEN = {"23": "Zen or Zen 2", "25": "Zen 3 or 4", "26": "Zen 5"}
 AVX512, AVX_VNNI = "AVX512 = 1", "AVX_VNNI = 1"  # as listed in an engine's fact
 APART, SHORT = "apart", 8  # of a fact: what distinguishes a machine from another of its name; digits of an id
+HOSTS = {  # the machines of the recorded rows, by the id of their fact: one letter each, on every page
+    "dbd2b3acfeaa796f": "A", "6d97ed74d70f8581": "B", "19415f43ff8f8a41": "C", "9a6c13f808f78652": "D",
+    "d49900bc784c2342": "E", "cdff279d98980b96": "F", "7420e18a91a314eb": "G", "079700e8bb55e7cf": "H",
+    "735ee00ca0d48b34": "I", "d96de5fd22bdafd9": "J", "c631b263a85ab711": "K", "87bff510c720e24b": "L",
+}  # fmt: skip
 USED = {  # instructions of engines that computed correctly on recorded machines; a test checks them against the rows
     "6d97ed74d70f8581": {AVX512},
     "cdff279d98980b96": {AVX512},
@@ -61,19 +66,14 @@ def device(fact: Mapping[str, Any], offloaded: bool) -> str:
 def told_apart(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """Facts by id, of several sources, with a name of its own for every machine.
 
-    Two machines may have chips of one name: the first keeps it. Behind the others stands what differs, the last cache's
-    size, or else a part of their id.
+    Recorded hosts have a letter. Of other machines with one name the first keeps it, and the others add their id.
     """
     machines = {name: fact for facts in sources for name, fact in facts.items() if "chip" in fact}
     bearers: dict[str, str] = {}  # of a name: the id of its machine
     marks: dict[str, str] = {}
     for name, fact in machines.items():
-        twins = [twin for label in _names(fact) if (twin := bearers.setdefault(label, name)) != name]
-        differs = [_cache(fact)] if any(_cache(machines[twin]) != _cache(fact) for twin in twins) else []
-        for mark in (*differs, name[:SHORT]) if twins else ():
-            marks[name] = mark
-            if all(bearers.setdefault(label, name) == name for label in _names({**fact, APART: mark})):
-                break
+        if any(bearers.setdefault(label, name) != name for label in _names(fact)):
+            marks[name] = name[:SHORT]
     return [
         {name: {**fact, APART: marks[name]} if name in marks else dict(fact) for name, fact in facts.items()}
         for facts in sources
@@ -85,13 +85,9 @@ def _names(fact: Mapping[str, Any]) -> set[str]:
     return {device(fact, False), *([device(fact, True)] if fact.get("gpus") else [])}
 
 
-def _cache(fact: Mapping[str, Any]) -> str:
-    """The size of the last level of the processor's cache."""
-    return f"{fact.get('last_level_cache_bytes', 0) / 2**20:,.0f} MiB of cache"
-
-
 def _apart(fact: Mapping[str, Any]) -> str:
-    return f" ({fact[APART]})" if APART in fact else ""
+    mark = f"host {HOSTS[name]}" if (name := _id(fact)) in HOSTS else fact.get(APART)
+    return f" ({mark})" if mark else ""
 
 
 def _id(fact: Mapping[str, Any]) -> str:
