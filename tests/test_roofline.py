@@ -20,7 +20,7 @@ from plamo_study.arithmetic import ceilings, every_cell, intensity, literature, 
 from plamo_study.arithmetic.roofline import Ceilings, parts, work
 from plamo_study.measurements import recording
 from plamo_study.plans import roofline as plan_roofline, timeline as plan_timeline
-from plamo_study.read.processors import processor
+from plamo_study.read.processors import device
 from plamo_study.read.recording import Recording
 from plamo_study.show import evidence, theme
 
@@ -213,7 +213,7 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(first):
     rows, facts = pd.concat([limits, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
     both, _ = every_cell.cells([("all", rows, facts), ("a", timed, facts),
                                 ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
-    assert set(both["chip"]) == {"another", *(processor(fact) for fact in first.facts.values() if "chip" in fact)}
+    assert set(both["chip"]) == {"another", *(device(fact, False) for fact in first.facts.values() if "chip" in fact)}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
     for name in ("read", "compute"):
         assert here[name].to_numpy() == pytest.approx(10 * there[name].to_numpy())
