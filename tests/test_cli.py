@@ -154,13 +154,8 @@ ENDING = {  # every command, with arguments that bring it to an end within some 
     "models check": [str(mini_file())],
     "models quantize": [str(mini_file()), "--type", "Q9"],
     "models quality": [TEXT, "--scale", "shape"],
-    "engine add": ["nothing"],
     "engine build": ["nothing"],
-    "engine test": ["nothing"],
-    "engine server": ["nothing"],
     "engine list": [],
-    "server build": ["nothing"],
-    "server start": ["nowhere.gguf"],
 }
 FORKED = """
 import json, os, sys

@@ -20,10 +20,10 @@ from llama_meter.measure.asked import NOTHING, sweep
 from plamo_study.cli import (
     engine as cli_engine,
     models as cli_models,
+    probe as cli_probe,
     publishing as cli_publishing,
     quality as cli_quality,
     report,
-    server as cli_server,
 )
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
@@ -48,9 +48,8 @@ from plamo_study.run import cluster, parameters
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
-app.add_typer(cli_server.app, name="server")
 cli_models.app.command("quality")(cli_quality.quality)
-app.command("probe")(cli_server.probe)
+app.command("probe")(cli_probe.probe)
 app.command("publish")(cli_publishing.publish)
 
 MINUTES, AT_MOST = 3.0, 6.0  # for measuring all studies at mini, and for what their findings need alone
