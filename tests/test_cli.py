@@ -71,7 +71,6 @@ WRONG = (
     (("run", "01", "--source", "recorded", "-p", "source", "live"), "-p source live"),
     (("run", "01", "-p", "minutes", "nan"), "minutes nan"),
     (("study", "--minutes", "nan"), "--minutes"),
-    (("measure", "01-phase-asymmetry", "--minutes", "0.001"), "01-phase-asymmetry in 0.001 minutes"),
     (("run", "01", "--engine", "/nowhere"), "libllama"),
     (("run", "01", "--device", "tpu"), "device 'tpu'"),
     (("run", "01", "-p", "device", "tpu"), "device 'tpu'"),
