@@ -21,22 +21,12 @@ REFUSALS = {  # bodies of HTTP 400 to a prompt that does not fit; each says that
     "small_slot_by_field": {"error": {"message": "too long, try increasing it", "n_prompt_tokens": 300, "n_ctx": 200}},
     "small_slot_in_words": {"detail": "This model's maximum context length is 200 tokens. You requested 334 tokens"},
 }
-MODELS = {  # lists of models, by way
-    "router": [{"id": "big", "status": {"value": "unloaded"}}, {"id": "small", "status": {"value": "loaded"}}],
-    "router_by_state": [{"id": "big", "state": "not-loaded"}, {"id": "small", "state": "running"}],
-    "router_idle": [{"id": "big", "status": {"value": "unloaded"}}, {"id": "small", "status": {"value": "unloaded"}}],
-    "embedding_first": [{"id": "text-embedding-x"}, {"id": "small"}],
-    "embedding_by_type": [{"id": "x", "type": "embeddings"}, {"id": "small", "type": "llm"}],
-    "several": [{"id": "one"}, {"id": "two"}],
-    "adapters": [{"id": "small", "owned_by": "vllm"}, {"id": "an-adapter", "owned_by": "vllm"}],
-    "named_by_number": [{"id": 7}, "no model", {"id": "small", "owned_by": None}],
-}
 LISTS = {  # answers to who lists the models
     "a_bomb": (200, gzip.compress(bytes(GIGABYTE >> 5), 1), {"Content-Encoding": "gzip"}),
     "no_gzip": NO_GZIP,
     "deeply": (200, b'{"found": ' + b"[" * 100_000),
     "infinity": (200, b'{"data": [{"id": Infinity}]}'),
-    **{way: (200, json.dumps({"data": models}).encode()) for way, models in MODELS.items()},
+    "several": (200, b'{"data": [{"id": "one"}, {"id": "two"}]}'),
 }
 REPLIES = {  # to who asks for a completion
     "compresses": NO_GZIP,
@@ -72,16 +62,8 @@ class Handler(BaseHTTPRequestHandler):
     asked_before = 0
     keys: ClassVar[list[str]] = []
     models: ClassVar[set[str]] = set()  # that were asked
-    written = 0
 
     def do_GET(self):
-        if self.path == "/metrics":
-            if hasattr(self, f"counts_{self.way}"):
-                return self.quietly(getattr(self, f"counts_{self.way}"))
-            counted = {"prompt_seconds": 0.001 * Handler.written, "tokens_predicted_seconds": 0.002 * Handler.written,
-                       "tokens_predicted": Handler.written}  # fmt: skip
-            lines = [f"llamacpp:{name}_total {number}\n" for name, number in counted.items()]
-            return self.reply(200, "".join(lines).encode())
         if self.way in LISTS:
             return self.reply(*LISTS[self.way])
         return self.quietly(getattr(self, f"lists_{self.way}", self.lists))
@@ -138,48 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(b" ")
             time.sleep(0.05)
 
-    def lists_loading(self):
-        Handler.asked_before += 1
-        self.reply(503, b"{}") if Handler.asked_before < 2 else self.lists()
-
-    # ---------------------------------------------------------------- ways to show counters
-
-    def counts_in_drops(self):
-        self.lists_in_drops()
-
-    def counts_late(self):
-        """Headers that come one by one."""
-        self.send_response(200)
-        while True:
-            self.wfile.write(b"X-Wait: 1\r\n")
-            self.wfile.flush()
-            time.sleep(0.05)
-
-    def counts_without_end(self):
-        self.lists_without_end()
-
-    def counts_redirects(self):
-        self.redirects({})
-
     # ---------------------------------------------------------------- ways to refuse
-
-    def loading(self, asked):
-        """Not ready for some requests, as the list of models before it."""
-        Handler.asked_before += 1
-        self.reply(503, b'{"error": {"message": "Loading model"}}') if Handler.asked_before < 4 else self.well(asked)
-
-    def refuses_stream_options(self, asked):
-        told = {"detail": [{"loc": ["body", "stream_options"], "msg": "extra inputs are not permitted"}]}
-        self.reply(422, json.dumps(told).encode()) if "stream_options" in asked else self.well(asked, counts=False)
-
-    def refuses_silently(self, asked):
-        """The same, and no reason."""
-        self.reply(400, b"") if "stream_options" in asked else self.well(asked, counts=False)
-
-    def refuses_max_tokens(self, asked):
-        if "max_tokens" in asked:
-            return self.reply(400, b'{"error": {"message": "use max_completion_tokens, max_tokens is not supported"}}')
-        return self.well(asked | {"max_tokens": asked["max_completion_tokens"]})
 
     def small_slot(self, asked):
         if len(asked["prompt"]) > 600:
@@ -200,6 +141,9 @@ class Handler(BaseHTTPRequestHandler):
         self.most_held = 16
         self.holds_back(asked)
 
+    def counts_nothing(self, asked):
+        self.well(asked, counts=False)
+
     def drips_later(self, asked):
         self.well(asked) if asked["prompt"] == "Hello" else self.drips(asked)
 
@@ -214,7 +158,6 @@ class Handler(BaseHTTPRequestHandler):
         words = [*WORDS, asked["prompt"][:8]][: asked["max_tokens"]]
         for word in words:
             self.tell(word)
-            Handler.written += 1
             time.sleep(0.002)
         self.end(len(words) if counts else None, max(len(asked["prompt"]) // 3, 3))
 
@@ -325,38 +268,17 @@ class Handler(BaseHTTPRequestHandler):
         self.tell("three four ")
         self.end(4)
 
+    def chats(self, asked):
+        """Knows no completions."""
+        if "prompt" in asked:
+            return self.reply(404, b"{}")
+        return self.thinks(asked)
+
     def thinks(self, asked):
         self.begin()
         self.event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
         self.event({"choices": [{"delta": {"content": "yes"}}]})
         self.end(2)
-
-    # Whole answers whose streams have no last word.
-
-    def stops_after_usage(self, asked):
-        self.stops({"text": "one "}, usage={"prompt_tokens": 3, "completion_tokens": 1})
-
-    def stops_after_a_reason(self, asked):
-        self.stops({"text": "one ", "finish_reason": "stop"})
-
-    def stops_after_all_tokens(self, asked):
-        self.stops(*[{"text": "one "}] * asked["max_tokens"])
-
-    def stops_within_a_line(self, asked):
-        self.begin()
-        self.chunk(b"data: [DONE]")
-        self.chunk(b"")
-
-    def stops(self, *choices, **more):
-        self.begin()
-        for choice in choices:
-            self.event({"choices": [choice]} | more)
-        self.chunk(b"")
-
-    def answers_whole(self, asked):
-        """Takes no notice of the wish for a stream."""
-        told = {"choices": [{"text": "one two"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-        self.reply(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def hangs(self, asked):
         self.begin()

@@ -1,67 +1,66 @@
-"""How the time for measuring is shared: all of it, by weight, and never for a study that would not get ready."""
+"""How the time for measuring is shared: in the order of need, and never for a study that would not get ready."""
 
 import pytest
 
+from llama_meter import paths
 from llama_meter.measure.asked import NOTHING
-from plamo_study.live import budget
+from plamo_study.cli.notebooks import Time
+from plamo_study.live import budget, collect, conduct
 from plamo_study.plans import registry
 
-NAMES = [name for name in registry.NOTEBOOKS if name != "04b-quality" and registry.of_notebook(name, "mini")]
+NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
+SWEEPS = dict.fromkeys(NAMES, NOTHING)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("minutes", [1e-6, 1, 10, 1e6])
-def test_notebooks_share_all_the_time_and_those_needed_most_never_wait_for_others(minutes):
-    shares = budget.of_notebooks(NAMES, "mini", minutes)
-    given = {name: share for name, share in shares.items() if share != budget.LEFT_OUT}
-    assert sum(given.values()) == pytest.approx(minutes)
-    assert min(given.values()) > 0
-    assert next(iter(registry.NOTEBOOKS)) in given
-    for name in (minutes > 1e-3) * list(given):
-        needs = [budget._need(*each) for each in budget._asked(name, "mini", NOTHING) if not budget._whole(*each[:2])]
-        assert given[name] >= sum(needs) * 0.99, name
+def studied(scale, minutes):
+    return {name: own for name, own in budget.of_notebooks(scale, minutes, SWEEPS).items() if own}
 
 
-def test_a_notebook_without_time_is_left_out_and_not_measured_without_a_limit():
-    shares = budget.of_notebooks(registry.NOTEBOOKS, "mini", 3)
-    assert shares["16-two-files"] == budget.LEFT_OUT
-    assert budget.of_notebook("16-two-files", "mini", shares["16-two-files"]) == []
-    measured = [name for name in registry.NOTEBOOKS if budget.of_notebook(name, "mini", shares[name])]
-    assert all(share > 0 for name in measured for *_, share in budget.of_notebook(name, "mini", shares[name]))
+@pytest.mark.parametrize(
+    ("scale", "minutes"), [("mini", 1e-6), ("mini", 3), ("mini", 9), ("shape", 60), ("shape", 1e6)]
+)
+def test_notebooks_needed_most_are_measured_and_each_study_has_time_to_say_something(scale, minutes):
+    measured = studied(scale, minutes)
+    n = sum(map(len, measured.values()))
+    assert NAMES[0] in measured
+    assert n == 1 or minutes / n >= budget.LEAST[scale]
+    assert list(measured) == [name for name in NAMES if name in measured], "in the order of need"
+    assert len(measured) <= len(studied(scale, 2 * minutes))
 
 
-def test_no_time_named_means_whole_plans():
-    assert {share for name in NAMES for _, _, share in budget.of_notebook(name, "mini", 0)} == {0}
+def test_no_limit_means_whole_plans_of_all():
+    assert studied("mini", 0) == {name: registry.of_notebook(name, "mini") for name in NAMES}
+    assert budget.of_study(NAMES[0], "mini", 0) == 0
+    assert Time(0, 2).minutes == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_too_long_for_its_share_leaves_its_time_to_the_others(name):
-    measured = budget.of_notebook(name, "mini", 0.2)
-    assert sum(share for *_, share in measured) == pytest.approx(0.2)
-    assert not [study for study, _, _ in measured if study in ("04-quality", "05-drift")]
-    assert {study for study, _, _ in budget.of_notebook(name, "mini", 1000)} == {
-        study for study, _ in registry.of_notebook(name, "mini")
-    }
+def test_a_study_that_is_meaningless_in_part_waits_for_time_for_all_of_it():
+    whole = {name for name, study in registry.STUDIES.items() if study.whole}
+    few, many = ({study for own in studied("mini", minutes).values() for study, _ in own} for minutes in (30, 1000))
+    assert not whole & few
+    assert whole & many
+    assert budget.of_study("05-drift", "mini", 1) == budget.LEFT_OUT
+    assert budget.of_study("05-drift", "mini", 60) == budget.of_study("05-context", "mini", 60) == 15
 
 
-@pytest.mark.parametrize("minutes", [0.5, 5, 1000])
-def test_a_command_and_the_notebooks_it_runs_share_alike(minutes):
-    every = budget.of_notebooks(NAMES, "mini", minutes)
-    shares = {name: share for name, share in every.items() if share != budget.LEFT_OUT}
-    asked = {name: budget._asked(name, "mini", NOTHING) for name in shares}
-    of_command = budget._shares([each for own in asked.values() for each in own], minutes)
-    alike = 0
-    for name, share in shares.items():
-        found = {(study, at, NOTHING): own for study, at, own in budget.of_notebook(name, "mini", share)}
-        if found.keys() == of_command.keys() & set(asked[name]):
-            alike += 1
-            assert found == {each: pytest.approx(of_command[each]) for each in found}
-    assert alike > len(shares) / 2
+def test_a_study_that_ends_early_leaves_its_rest_to_those_after_it_and_files_take_none():
+    time = Time(180, 3)
+    assert time.minutes == 1
+    time.spend(20)
+    assert time.minutes == pytest.approx(80 / 60)
+    time.spend(10_000)
+    assert time.minutes == pytest.approx(80 / 60), "what a study takes beyond its share was the writing of files"
 
 
-def test_time_that_a_plan_of_fixed_length_cannot_use_goes_to_those_that_grow():
-    alone = budget.of_notebooks(["your-machine"], "mini", 480)
-    both = budget.of_notebooks(["your-machine", "01-phase-asymmetry"], "mini", 480)
-    assert alone["your-machine"] == 480
-    assert both["your-machine"] < 60
-    assert sum(both.values()) == pytest.approx(480)
+def test_what_is_meaningless_in_part_is_shown_as_recorded_where_its_share_is_too_short():
+    found = collect.collect("05-drift", "live", "mini", 1)
+    assert found.source == "recorded"
+    assert len(found.rows)
+
+
+def test_a_kernel_measures_nothing_of_what_the_command_measured_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    monkeypatch.setenv(conduct.MEASURED, "01-phase-asymmetry 02-roofline")
+    monkeypatch.setattr(conduct, "measure", lambda *_, **__: pytest.fail("it measures"))
+    found = collect.collect("01-phase-asymmetry", "live", "mini", 5)
+    assert (len(found.rows), found.lacks) == (0, "there was no time for it")

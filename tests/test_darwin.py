@@ -21,7 +21,7 @@ from llama_meter.cells import Gate, Replicas
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
-from llama_meter.measure import bench, durations, machine, plan, runner, watch
+from llama_meter.measure import bench, machine, plan, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.quantizing import quantize
 from llama_meter.measure.worker import Job
@@ -140,9 +140,9 @@ def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac,
     large.touch()
     os.truncate(large, 2 << 30)
     monkeypatch.setattr(recipes, "model_path", lambda *file: large)
-    assert durations.at_once(mini("gate")) == 2
+    assert bench.at_once(mini("gate")) == 2
     large.unlink()
-    assert (durations.at_once(mini("gate")), durations.at_once(mini("prefill"))) == (8, 1)
+    assert (bench.at_once(mini("gate")), bench.at_once(mini("prefill"))) == (8, 1)
 
 
 CLUSTERS = """\
@@ -222,12 +222,13 @@ def test_before_a_night_a_mac_says_when_it_ends_what_its_files_take_and_what_wou
     for command, said in changes.items():
         mac.say(command, said)
     planned = plan.with_gates("small", "mini", (mini("prefill"), mini("prefill", ATTENTION)))
-    said = "\n".join(live.beforehand([live.Ahead(planned, 480)]))
+    said = "\n".join(live.beforehand([planned], 480))
     assert "8 h 0 min" in said
     assert mini_file().name in said
     assert all(words in said for words in told), said
     assert not [words for words in untold if words in said], said
-    assert live.beforehand([live.Ahead(planned, 2)]) == [], "nothing is said before what is short"
+    assert [line.split(",")[0] for line in live.beforehand([planned], 2)] == ["Measures for 2 minutes at most"]
+    assert live.beforehand([planned], 0) == [], "nothing is said before what is short"
 
 
 def test_a_mac_is_asked_for_its_cores_until_it_answers_and_then_no_more(mac, monkeypatch):
@@ -268,8 +269,7 @@ def test_what_is_to_be_written_stands_beside_the_room_and_a_build_that_is_missin
     monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * 10**9))
     monkeypatch.setattr(paths, "DATA", tmp_path)
-    needs = [live.Ahead(your_machine("shape"), 480), live.Ahead(hybrids("mini"), 60)]
-    said = "\n".join(live.beforehand(needs))
+    said = "\n".join(live.beforehand([your_machine("shape"), hybrids("mini")], 480))
     assert "2.0 GB free. That is too little" in said
     assert "`plamo-study engine build architectures` first: 15-hybrids needs it" in said
 
@@ -372,7 +372,7 @@ def test_a_server_that_was_not_built_here_keeps_its_own_libraries_and_is_taken_o
     assert server.find() != named
 
 
-@pytest.mark.parametrize(("layers", "told"), [(0, "-ngl 0 -dev none"), (-1, "-ngl -1 --metrics")])
+@pytest.mark.parametrize(("layers", "told"), [(0, "-ngl 0 -dev none"), (-1, "-ngl -1 --cache-ram")])
 def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tmp_path, monkeypatch):
     assert told in last_words(tmp_path, monkeypatch, "$*", n_gpu_layers=layers)
     alone = server.environment("llama_cpp.server", None, layers)

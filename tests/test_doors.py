@@ -36,7 +36,6 @@ FEW_TOKENS = ("--n-prompt", "16", "--n-gen", "2")
 OUTPUTS = {  # every command that is told where to write
     "check": ("models", "check", MODEL, "--no-gate", "--repair"),
     "quantize": ("models", "quantize", MODEL, "--type", "Q8_0", "--out"),
-    "probe": ("probe", "http://127.0.0.1:9", "--html"),
 }
 KINDS = ("fifo", "folder", "to fifo", "to nothing", "old", *(["null", "to null"] if os.geteuid() == 0 else []))
 

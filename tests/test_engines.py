@@ -273,48 +273,6 @@ def test_a_folder_that_describes_no_engine_is_refused(tmp_path, monkeypatch, kin
         library.note.read(tmp_path)
 
 
-SDIST = {  # the least that pip takes for a source distribution: a backend of its own, which compiles nothing
-    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
-    "PKG-INFO": "Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {0}\n",
-    ".git/modules/vendor/llama.cpp/HEAD": "0c1e57098bba43ac29e6e3b677cdceebdd22334f\n",
-    "own.py": """
-import pathlib
-def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    at = pathlib.Path(folder) / "llama_cpp_python-{0}.dist-info"
-    at.mkdir()
-    (at / "METADATA").write_text(pathlib.Path("PKG-INFO").read_text())
-    return at.name
-""",
-}
-
-
-def test_a_new_release_is_noted_in_its_place_by_the_hash_of_what_came(nothing_here, tmp_path, monkeypatch):
-    noted = tmp_path / "releases.toml"
-    noted.write_text(engines.RELEASES.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(engines, "RELEASES", noted)
-    before, (first, *_) = noted.read_text(encoding="utf-8"), engines.releases()
-    assert not engines.pin(first), "it is there already"
-    for wrong in ("newest", "0.3", "../0.3.20"):
-        with pytest.raises(StudyError, match=r"is no version|[Nn]o matching distribution"):
-            engines.pin(wrong)
-    release = "0.3.23"
-    (tmp_path / "links").mkdir()
-    with tarfile.open(tmp_path / "links" / f"llama_cpp_python-{release}.tar.gz", "w:gz") as archive:
-        for name, text in SDIST.items():
-            member, content = tarfile.TarInfo(f"llama_cpp_python-{release}/{name}"), text.format(release).encode()
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    assert engines.pin(release)
-    lines = [line for line in noted.read_text(encoding="utf-8").splitlines() if line not in before.splitlines()]
-    (path,) = (nothing_here / "engines" / "sdist").iterdir()
-    assert lines == [f'"{release}" = "{said}"' for said in (engines.sha256_of(path), engines.commits()[release])]
-    assert engines.commits()[release].startswith("0c1e57098")
-    assert list(engines.releases()).index(release) == list(engines.releases()).index("0.3.24") - 1
-    assert engines.named(["corrected", "releases"], here=False)[:2] == ["corrected", first]
-    assert engines.named(["releases"]) == [], "none is built here"
-
-
 def test_codes_of_recorded_engines_are_shown_by_name():
     assert frame.build_name({}) == "stock"
     assert frame.build_name({"corrects": ["D2", "D3"]}) == "corrected"

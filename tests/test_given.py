@@ -14,7 +14,7 @@ from llama_meter.cells import Gate
 from llama_meter.engine import builds
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
-from llama_meter.measure import asked, durations, machine, plan as shared, proof
+from llama_meter.measure import asked, machine, plan as shared, proof
 from llama_meter.measure.files import model_fact
 from llama_meter.models import given, noted, registry, synthetic, tensors
 from llama_meter.serve import server
@@ -338,16 +338,6 @@ def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by
     with Session(found.path, SessionConfig(gate.n_prompt)) as session:
         measured = proof.gate(gate, session, [], found.path)
     assert measured.valid is True, measured.checks
-
-
-def test_a_file_ten_times_as_large_is_expected_to_take_longer(tmp_path, monkeypatch):
-    small, large = (foreign_models.write(tmp_path / f"{n}.gguf", layers=n) for n in (2, 20))
-    varied = asked.sweep(files=f"{small},{large}")
-    cells = [cell for cell in your_machine.your_machine("shape", sweep=varied).cells if cell.files]
-    monkeypatch.setattr(durations, "USUAL_BYTES", small.stat().st_size)
-    expected = durations.Durations(your_machine.your_machine("shape", sweep=varied), {})
-    first, *_, last = sorted({expected.seconds(cell) for cell in cells})
-    assert last > 3 * first
 
 
 def test_a_mixing_engine_is_no_consistent_one(llama, monkeypatch):

@@ -420,7 +420,7 @@ def test_a_cooldown_takes_no_time_that_the_finding_needs(heat, tmp_path, monkeyp
     monkeypatch.setattr(machine, "state", lambda: State(thermal="heavy"))
     waits, asked = [], planned(extra_blocks=0)
     monkeypatch.setattr(watch, "wait_until_cool", waits.append)
-    monkeypatch.setattr(runner.Durations, "seconds", lambda self, cell: 10.0)
+    monkeypatch.setattr(runner._Sweep, "_expected_s", lambda self, tasks: 10.0 * len(list(tasks)))
     summary = runner.sweep(asked, tmp_path / "j.jsonl", minutes=1)
     assert summary.lacking == 0
     assert 0 < waits[0] < 60 - 2 * 10, "two processes of its one cell are needed, of 10 s each"

@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,17 +14,17 @@ from test_cli import in_one_process
 from typer.testing import CliRunner
 
 from llama_meter import http, paths
-from llama_meter.engine import server_build
+from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import NEAR_TIE
-from llama_meter.serve import client, meeting, page, phase, probe, right, server, traffic
+from llama_meter.serve import client, meeting, phase, probe, right, server
 from llama_meter.serve.client import Target
 from llama_meter.serve.meeting import Ask
 from llama_meter.serve.phase import Seen
 from llama_meter.serve.server import Setup
 from plamo_study.cli import main
 
-needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
+needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study engine build llama-server")
 
 
 @pytest.fixture
@@ -49,7 +47,6 @@ def probed(url, seconds=20.0, **given):
 
 NEIGHBOURS = {  # way -> verdict, what it says of why
     "": ("right", "are those given alone"),
-    "refuses_stream_options": ("right", "are those given alone"),
     "mixes": ("wrong", "from token 0"),
     "mixes_equals": ("wrong", "prompt 1 and 2, from token 2"),
     "mixes_others": ("wrong", "from token 2"),
@@ -146,7 +143,7 @@ def test_a_server_that_drips_is_left_when_the_time_is_over(stands_in, monkeypatc
 @needs_llama
 @pytest.mark.parametrize(("model", "verdict"), [(HYBRID, "wrong"), (ATTENTION, "right")])
 def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attention_only(model, verdict):
-    setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=server_build.libraries())
+    setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=builds.installed_libraries())
     with server.started(setup) as running:
         asked = Ask(Target(running.url), 16, 4, 2, seconds=60.0)
         assert http.run(met(asked))[1] == "llama-server"
@@ -162,7 +159,7 @@ def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attentio
 @needs_llama
 def test_a_real_server_s_slot_is_said_to_be_too_small_for_twice_the_prompt_with_a_length_that_fits(monkeypatch):
     monkeypatch.setattr(meeting, "PHASE_ROUNDS", 3)
-    setup = Setup("llama-server", mini_file(ATTENTION), 2, 512, libraries=server_build.libraries())
+    setup = Setup("llama-server", mini_file(ATTENTION), 2, 512, libraries=builds.installed_libraries())
     with server.started(setup) as running:
 
         def phase(prompt_tokens):
@@ -170,7 +167,7 @@ def test_a_real_server_s_slot_is_said_to_be_too_small_for_twice_the_prompt_with_
 
             async def asked(web):
                 target, _ = await meeting.met(web, ask)
-                return await phase.binding(web, replace(ask, target=target), time.monotonic() + 60, set())
+                return await phase.binding(web, replace(ask, target=target), time.monotonic() + 60)
 
             return client.over(ask.target, asked)
 
@@ -185,7 +182,7 @@ def test_a_real_server_s_slot_is_said_to_be_too_small_for_twice_the_prompt_with_
 def test_a_real_server_takes_no_key_and_no_option_from_who_starts_it(monkeypatch):
     for name, value in (("LLAMA_API_KEY", "x"), ("LLAMA_ARG_CTX_SIZE", "64"), ("LLAMA_ARG_CACHE_TYPE_K", "none")):
         monkeypatch.setenv(name, value)
-    setup = Setup("llama-server", mini_file(ATTENTION), 1, 1024, libraries=server_build.libraries())
+    setup = Setup("llama-server", mini_file(ATTENTION), 1, 1024, libraries=builds.installed_libraries())
     with server.started(setup) as running:
         prompt, target = client.Prompt("0", "word " * 200, 4), Target(running.url)
         answer = client.over(target, lambda web: client.ask(web, target, prompt))
@@ -298,33 +295,6 @@ def test_a_server_that_cuts_prompts_is_not_said_to_end_its_answers():
     assert "--prompt-tokens" in phase._bound(cut, []).why
 
 
-BEFORE = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
-llamacpp:prompt_tokens_total 100
-llamacpp:prompt_seconds_total 1.5
-llamacpp:tokens_predicted_total 10
-llamacpp:tokens_predicted_seconds_total 0.5
-"""
-VLLM = """vllm:prompt_tokens_total{model_name="a b"} 10.0
-vllm:generation_tokens_total{model_name="a b"} 5.0
-vllm:request_queue_time_seconds_sum{model_name="a b"} 0.5
-vllm:request_prefill_time_seconds_sum{model_name="a b"} 0.25
-vllm:request_decode_time_seconds_sum{model_name="a b"} 0.25
-"""
-
-
-def test_a_servers_own_traffic_is_read_from_two_looks_at_its_metrics():
-    after = BEFORE.replace(" 100", " 400").replace("1.5", "4.5").replace("total 10", "total 70").replace("0.5", "1.5")
-    found = traffic.between(traffic.parsed(BEFORE), traffic.parsed(after), 10.0)
-    assert (found.prompt_tokens, found.output_tokens) == (300, 60)
-    assert found.shares == {"prefill": 0.75, "decode": 0.25}
-    nothing = {name: 0.0 for name in traffic.parsed(VLLM)}
-    assert traffic.between(nothing, traffic.parsed(VLLM), 1.0).shares["queue"] == 0.5
-    for before, after, why in ((BEFORE, BEFORE, "nothing was answered"), (BEFORE, BEFORE.replace("1.5", "0"), "anew"),
-                               ("", "", "counts nothing")):  # fmt: skip
-        with pytest.raises(StudyError, match=why):
-            traffic.between(traffic.parsed(before), traffic.parsed(after), 1.0)
-
-
 # ------------------------------------------------------------------ command
 
 
@@ -347,12 +317,11 @@ def test_loopback_is_told_by_the_address_alone():
     assert not any(map(http.is_loopback, ("http://127.0.0.1.example.org", "http://10.0.0.1", "http://[::1")))
 
 
-def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, monkeypatch, tmp_path):
+def test_the_report_is_json_or_text_and_the_key_is_in_neither(stands_in, monkeypatch):
     monkeypatch.setenv(meeting.KEY, "very-secret")
     monkeypatch.setattr(right, "ROUNDS", 2)
-    out = tmp_path / "report.html"
-    lengths = ["--prompt-tokens", "16", "--output-tokens", "4", "--seconds", "20"]
-    done = CliRunner().invoke(main.app, ["probe", stands_in(), *lengths, "--json", "--html", str(out)])
+    command = ["probe", stands_in(), "--prompt-tokens", "16", "--output-tokens", "4", "--seconds", "20"]
+    done = CliRunner().invoke(main.app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     assert set(misbehaving.Handler.keys) == {"Bearer very-secret"}
     told = json.loads(done.stdout)
@@ -360,34 +329,6 @@ def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, mo
     assert told["right"]["compared"] == right.ROUNDS * (sum(right.TOGETHER) + right.TOGETHER[0])
     assert told["requests"] <= told["budget"]["requests"]
     assert (told["model"], told["server"], told["right"]["log_probabilities"]) == ("stand-in", "unknown", False)
-    written = out.read_text()
-    assert "Which phase binds?" in written
-    assert "would miss" in written
-    assert "very-secret" not in written + done.output
-    assert "http" not in written.replace(told["url"], "")  # nothing is loaded from elsewhere
-
-
-def test_a_page_escapes_what_a_server_says():
-    told = {"url": "http://x", "server": "unknown", "model": "<script>alert(1)</script>", "requests": 1, "seconds": 1.0}
-    found = right.unknown("")
-    binds = phase.Binding(verdict="cannot tell", why="")
-    shown = page.html(probe.Report(**told, budget=meeting.Budget(1, 1, 1.0), right=found, phase=binds))
-    assert "<script>" not in shown
-    assert "&lt;script&gt;" in shown
-
-
-@needs_llama
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_that_starts_a_server_ends_it_when_it_is_told_to_end(told):
-    child = subprocess.Popen(
-        [sys.executable, "-m", "plamo_study.cli.main", "server", "start", str(mini_file(HYBRID))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    url = child.stdout.readline().strip()
-    assert http.is_loopback(url)
-    child.send_signal(told)
-    child.communicate(timeout=15)
-    with pytest.raises(StudyError, match="does not answer"):
-        probed(url)
+    text = CliRunner().invoke(main.app, command).output
+    assert "Which phase binds?" in text
+    assert "very-secret" not in text + done.output

@@ -19,7 +19,7 @@ from conftest import ATTENTION, HYBRID, mini
 from llama_meter import journal, paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import bench, durations, identity, machine, plan, process, runner, watch
+from llama_meter.measure import bench, identity, machine, plan, process, runner, watch
 from llama_meter.measure.tasks import Tasks
 from llama_meter.models import given, registry, synthetic
 from llama_meter.rows import Conditions, Row, content_id
@@ -127,15 +127,38 @@ def test_disturbed_rows_are_measured_again_by_the_same_command(tmp_path, monkeyp
     assert runner.sweep(asked, path, minutes=1).measured == 0
 
 
-def test_a_time_too_short_for_the_gates_is_refused_before_anything_runs_and_costs_no_row(tmp_path, once):
+def test_in_no_time_nothing_starts_and_the_rows_are_those_of_earlier_calls(tmp_path, once):
     asked, path = small_plan(), tmp_path / "j.jsonl"
-    with pytest.raises(runner.NoTimeError):
-        runner.sweep(asked, path, minutes=0.001)
-    assert not journal.latest_rows(journal.read(path))
-    first = runner.sweep(small_plan(asked.cells[:1], blocks=1), path)
-    with pytest.raises(runner.NoTimeError):
-        runner.sweep(asked, path, minutes=0.001)
-    assert journal.latest_rows(journal.read(path)) == first.rows
+    none = runner.sweep(asked, path, minutes=runner.NO_TIME)
+    assert (none.rows, none.measured, none.well) == ([], 0, False)
+    first = runner.sweep(asked, path)
+    again = runner.sweep(asked, path, minutes=runner.NO_TIME)
+    assert {row.key for row in again.rows} == {row.key for row in first.rows}
+    assert (again.measured, again.left_out, again.lacking) == (0, (), 0)
+
+
+def test_where_the_time_is_short_for_all_needed_cells_the_first_have_their_blocks(tmp_path, monkeypatch, once):
+    measure = bench.Bench.measure
+
+    def slow(*asked):
+        return msgspec.structs.replace(measure(*asked), elapsed_ns=60 * 10**9)
+
+    monkeypatch.setattr(bench.Bench, "measure", slow)
+    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24, 32, 40))
+    planned = plan.Plan("small", "mini", cells, (), None, 5, 0, 60.0)
+    found = runner.sweep(planned, tmp_path / "j.jsonl", minutes=5)
+    assert [(row.cell, row.block) for row in found.rows if row.block == 0] == [(cell, 0) for cell in cells[:2]]
+    assert [row.block for row in found.rows].count(1) == 2
+    assert found.left_out == cells[2:]
+
+
+def test_the_time_left_is_the_median_of_the_cells_done_so_far(swept):
+    _, _, events = swept
+    row = next(event for event in events if event.row and event.row.cell.workload == "prefill")
+    left = row.total - row.done
+    done = [event.row.elapsed_ns / 1e9 for event in events[: events.index(row) + 1] if event.row]
+    assert 0 < row.remaining_s <= left * max(done)
+    assert events[-1].remaining_s == 0
 
 
 def test_a_cell_that_runs_when_the_time_is_up_is_cut_leaves_no_row_and_is_measured_by_the_next_call(
@@ -176,23 +199,6 @@ def test_a_cell_that_took_longer_than_expected_is_not_started_again_where_it_doe
     monkeypatch.setattr(bench.Bench, "measure", slow)
     planned = plan.Plan("small", "mini", (mini("prefill", n_prompt=16),), (), None, 2, 0, 60.0)
     assert runner.sweep(planned, tmp_path / "j.jsonl", minutes=70).measured == 1
-
-
-def test_what_a_cell_takes_is_known_from_here_or_from_the_reference_machine_or_from_its_like(monkeypatch):
-    cell, gate = mini("prefill", n_prompt=16), mini("gate", n_prompt=32)
-    planned, reference = small_plan((cell,)), ({durations._alike(cell): 2.0}, {(HYBRID, 32): 3.0}, {})
-    monkeypatch.setattr(durations, "_recorded", lambda folder, scale: reference)
-    own = {}
-    found = durations.Durations(planned, own)
-    other = msgspec.structs.replace(cell, n_threads=7, n_prompt=16)
-    assert (found.seconds(cell), found.seconds(other), found.seconds(gate)) == (2.0, 2.0, 3.0)
-    own[gate] = 6.0
-    assert (found.seconds(gate), found.seconds(cell)) == (6.0, 4.0), "twice as slow as the reference machine"
-    unknown = mini("decode", n_gen=3)
-    assert found.seconds(unknown) == 2 * durations.USUAL_S["mini"]
-    assert sum(found.least()) == pytest.approx(
-        6.0 / durations.at_once(gate) + 2 * 4.0 + 3 * found.seconds(planned.anchor)
-    )
 
 
 def test_time_to_spare_becomes_blocks(tmp_path, monkeypatch, once):

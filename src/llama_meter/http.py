@@ -1,8 +1,7 @@
-"""HTTP, in one place: how servers and hubs are reached, how long they are waited for, and how much of them is read.
+"""HTTP, in one place: how servers are reached, how long they are waited for, and how much of them is read.
 
 Servers are asked directly: no proxy or other setting of the environment, no redirect, nothing compressed, as each would
-change what is timed or take a key elsewhere. A hub is asked by its own client, which knows proxies, goes on where a
-transfer broke off, and leaves the token behind where it is sent on; `bounded` limits what that client reads.
+change what is timed or take a key elsewhere.
 """
 
 import asyncio
@@ -23,15 +22,11 @@ AGENT = "llama-meter"
 QUIET_S = 60.0  # without a byte: hung
 LOOK_S = 5.0  # for all of what a server has at hand
 MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
-MOST_TOLD = 4 << 20  # bytes of a list or of a refusal; the list of 10,000 files is shorter
-MOST_HEAD = 256 << 10  # bytes of what comes before a body: as many as 10,000 informational answers
-LEAST, LEAST_S = 64 << 10, 60.0  # bytes of a hub that must arrive in this many seconds, or the transfer is aborted
+MOST_TOLD = 4 << 20  # bytes of a list
 SAID = 160  # characters of an error's text that are kept
 UNREACHED = "ConnectError"  # how the failure of a request begins that found no server
 LOOPBACK = ("localhost",)
 ADDRESS = "name one such as http://127.0.0.1:8080"
-OTHER_HUB = "check HF_ENDPOINT and the network (a proxy, a login page?)"
-LATER = "try again later, or from another network; it resumes"
 Client = httpx2.AsyncClient
 Reply = httpx2.Response
 TransportError = httpx2.TransportError
@@ -105,19 +100,18 @@ def answers(url: str) -> bool:
     return run(asked())
 
 
-async def look(web: Client, url: str, mend: str, within_s: float = 0.0) -> tuple[int, bytes]:
+async def look(web: Client, url: str, mend: str) -> tuple[int, bytes]:
     """Status and body of a GET request. StudyError for no answer, or a body that is too long, too slow or compressed.
 
-    `mend`: what helps where something answers, but not so. `within_s`: for all of it, by default LOOK_S.
+    `mend`: what helps where something answers, but not so.
     """
-    within_s = within_s or LOOK_S
     try:
-        async with asyncio.timeout(within_s), web.stream("GET", url) as reply:
+        async with asyncio.timeout(LOOK_S), web.stream("GET", url) as reply:
             return reply.status_code, await whole(reply, MOST_TOLD)
     except TransportError as error:
         raise _unanswered(url, error) from None
     except TimeoutError:
-        raise StudyError(url, f"gives no end within {within_s:g} s", mend) from None
+        raise StudyError(url, f"gives no end within {LOOK_S:g} s", mend) from None
     except ValueError as error:
         raise StudyError(url, f"gives {error}", mend) from None
 

@@ -221,8 +221,9 @@ def parts(
     from plamo_study.live.conduct import MORE
 
     recordings = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
-    if not any(len(part.rows) for part in recordings):
-        why = "; ".join(dict.fromkeys(part.lacks for part in recordings))
+    own = [part for part in recordings if part.source == "live"]  # others are shown as recorded
+    if own and not any(len(part.rows) for part in own):
+        why = "; ".join(dict.fromkeys(part.lacks for part in own))
         raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes: {why}", MORE)
     return recordings
 

@@ -56,7 +56,7 @@ STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = "plamo-study engine list"
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
 # How a build is made, not what it is.
-ASIDE = ("patches", "tests", "models", "target", "libraries", "packages", "sha256")
+ASIDE = ("patches", "target", "libraries", "packages", "sha256")
 RELEASED = ("llama", "ggml-base", "ggml-cpu", "ggml")  # the targets of a release
 NO_AMX = {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}  # the Makefile gives the reason
 
@@ -102,40 +102,6 @@ def commits() -> dict[str, str]:
 
 def _noted(table: str) -> dict[str, str]:
     return dict(tomllib.loads(RELEASES.read_text(encoding="utf-8"))[table]) if RELEASES.exists() else {}
-
-
-def pin(release: str) -> bool:
-    """Note a release in `releases.toml` by the hash of what pip fetches now; False if it is there already.
-
-    StudyError for no such release, or without a network.
-    """
-    if release in releases():
-        return False
-    if not re.fullmatch(r"\d+(\.\d+)+", release):
-        raise StudyError(f"release {release!r}", "is no version", "plamo-study engine add 0.3.36")
-    with room(partial := folder("pinned.partial")):
-        _download(f"{PACKAGE}=={release}\n", partial)
-        (fetched,) = partial.glob("*.tar.gz")
-        said = {"sha256": {release: sha256_of(fetched)}, "commits": _commit(fetched, release)}
-        folder("sdist").mkdir(parents=True, exist_ok=True)
-        fetched.replace(_sdist(release))
-    text = RELEASES.read_text(encoding="utf-8")
-    for table, new in said.items():
-        pins = _noted(table) | new
-        lines = [f'"{name}" = "{pins[name]}"\n' for name in sorted(pins, key=in_order)]
-        text = re.sub(rf'(?<=^\[{table}\]\n)(?:".*\n)*', "".join(lines), text, flags=re.MULTILINE)
-    RELEASES.write_text(text, encoding="utf-8")
-    return True
-
-
-def _commit(sdist: Path, release: str) -> dict[str, str]:
-    """llama.cpp's commit of a release, where its sdist names it."""
-    with tarfile.open(sdist) as archive:
-        try:
-            file = archive.extractfile(f"llama_cpp_python-{release}/.git/modules/vendor/llama.cpp/HEAD")
-        except KeyError:
-            return {}
-        return {release: file.read().decode().strip()} if file else {}
 
 
 def in_order(version: str) -> list[int]:
@@ -247,36 +213,6 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
     return folder(name), True
 
 
-@dataclass(frozen=True)
-class TestRun:
-    """One of upstream's tests on one build: whether it passed, and what it printed."""
-
-    test: str
-    build: str
-    passed: bool
-    said: str
-
-
-def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
-    """Compile a build's tests against the installed engine and against the build, and run both on model files.
-
-    StudyError for a build that is not here, or a test that does not compile.
-    """
-    asked, after = definition(name), resolve(name)
-    if not asked.get("tests"):
-        raise StudyError(f"engine {name}", "its definition names no test", MISSING)
-    partial = folder("tests.partial")
-    with room(partial):
-        source = unpack(fetch(), partial)
-        for test_name in asked["tests"]:
-            for build, libraries in (("stock", installed_libraries()), (name, after)):
-                file, binary = TESTS / f"{test_name}.cpp", partial / f"{test_name}-{build}"
-                _compiled([file], ("include", "ggml/include"), source, libraries, binary)
-                asked_for = [str(binary), *map(str, models)]
-                done = subprocess.run(asked_for, env=children.environment(), capture_output=True, text=True)
-                yield TestRun(test_name, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
-
-
 def _program(name: str, source: Path, into: Path) -> Path:
     """Compile one of upstream's own test programs against the installed engine; returns the folder `into`.
 
@@ -293,10 +229,6 @@ def _compiled(files: Sequence[Path], headers: Sequence[str], source: Path, libra
     linked = [str(libraries / f"lib{name}{SUFFIX}") for name in ("llama", "ggml", "ggml-base")]
     command = [_compiler(), "-std=c++17", "-O1", *includes, *map(str, files), "-o", str(binary), *linked]
     _run([*command, f"-Wl,-rpath,{libraries}"], f"compiling {files[0].name}", lambda line: None)
-
-
-def _abort_line(log: str) -> str:
-    return "".join(f"{line}\n" for line in log.splitlines() if "GGML_ASSERT" in line)
 
 
 def _release(sdist: Path, source: Path, partial: Path, tools: dict[str, str], on_step: OnStep) -> Path:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from llama_meter.cells import OnEngine
+from llama_meter.cells import Cell, OnEngine
 from llama_meter.errors import MORE_MEMORY, StudyError, says_memory
 from llama_meter.journal import Journal
 from llama_meter.measure import identity, machine, system, watch
@@ -26,6 +26,8 @@ from llama_meter.rows import SCHEMA, Conditions, Fact, Results, Row, content_id,
 
 START_LIMIT_S = 300.0  # of an engine that only says what it is: on a Mac the first start compiles Metal's shaders
 ANY = ""  # study in keys that ignore the study
+WORKER_BYTES = 1 << 28  # of a process without its model
+ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,14 @@ class Bench:
         fact = Fact(id=content_id(data), what=what, data=data)
         self.journal.append_fact(fact)
         return fact.id
+
+
+def at_once(cell: Cell) -> int:
+    """How many such cells run side by side: timed ones run alone, others as cores and memory allow."""
+    if cell.is_timed:
+        return 1
+    sizes = [path.stat().st_size for file in cell.files if (path := recipes.model_path(*file)).exists()]
+    return machine.at_once(cell.n_threads, WORKER_BYTES + ORACLE_TIMES * sum(sizes))
 
 
 def engine_facts(folder: str = "") -> dict:

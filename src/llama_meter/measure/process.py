@@ -14,14 +14,12 @@ from typing import Literal
 import msgspec
 
 from llama_meter import children, paths
-from llama_meter.cells import AnyCell, Cell, Gate
+from llama_meter.cells import AnyCell, Gate
 from llama_meter.engine import note
-from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch, worker
 from llama_meter.rows import Evidence, Failure, Measured, Status, heard
 
 LOG_LINES = 20
-ONCE_S = 600.0  # time limit of a cell outside of any study
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
 # Threads of the engine sleep while they wait for one another. Read by OpenMP alone: an engine built without it, as on a
 # Mac, has threads of its own, which spin for a moment and then sleep.
@@ -105,15 +103,6 @@ def work(
         log.seek(0)
         text = log.read().decode(errors="replace")
     return _outcome(child, result, late, text, evidence)
-
-
-def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limit_s: float = ONCE_S) -> Measured:
-    """A worker's measurement of a cell outside of any study; StudyError when the worker ended badly."""
-    outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
-    if outcome.failure:
-        why = f"ended badly ({outcome.status} in {outcome.failure})"
-        raise StudyError(f"the worker of {cell.workload}", why, "plamo-study measure 00-gates --scale mini")
-    return outcome.measured
 
 
 def _environment(engine: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -19,13 +20,11 @@ from llama_meter.errors import StudyError
 from llama_meter.journal import Journal, journals, latest_rows, read
 from llama_meter.limits import DRIFT_LIMIT
 from llama_meter.measure import machine, watch
-from llama_meter.measure.bench import ANY, Bench, Elsewhere
-from llama_meter.measure.durations import Durations, at_once, least_blocks, needed_gates
+from llama_meter.measure.bench import ANY, Bench, Elsewhere, at_once
 from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import TimeUpError
-from llama_meter.measure.tasks import REPEAT, Task, Tasks, together
+from llama_meter.measure.tasks import REPEAT, Task, Tasks, least_blocks, together
 from llama_meter.measure.watch import drift_by_block
-from llama_meter.models import recipes
 from llama_meter.models.registry import GIVEN
 from llama_meter.rows import Fact, Record, Row, row_key
 
@@ -33,6 +32,8 @@ CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measu
 COOL_S = 300.0  # longest wait for a hot machine to cool down before a row
 STARVED_REPEATS = 2
 WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan with a time limit
+AHEAD = 4  # cells whose files are judged together
+NO_TIME = 1e-9  # minutes in which nothing starts: the rows are those of earlier calls
 TAKEN_OVER = -1  # order of a gate taken over from another study: it took none of this study's time
 
 
@@ -90,17 +91,6 @@ class Summary:
         return not (self.unexpected or self.lacking or self.unseen)
 
 
-class NoTimeError(StudyError):
-    """A finding is expected to need more time than the limit: nothing was measured.
-
-    `needed_s`: seconds that would be enough.
-    """
-
-    def __init__(self, what: str, why: str, mend: str, needed_s: float):
-        super().__init__(what, why, mend)
-        self.needed_s = needed_s
-
-
 OnProgress = Callable[[Progress], None]
 
 
@@ -112,16 +102,13 @@ def sweep(
     beside: Sequence[Path] = (),
     minutes: float = 0,
     elsewhere: Elsewhere | None = None,
-    at_most: float = 0,
 ) -> Summary:
     """Measure the rows of `plan` that the journal lacks. A worker's crash or hang becomes a row, and the sweep goes on.
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
     `minutes`: time limit of the plan's rows, including earlier calls, gates, anchors and repeats; 0: as long as its
-    blocks take. The plan's last cells are dropped where they do not fit; where all fit, blocks are added. A cell that
-    is not expected to fit is not started, and one still running when the time is up is stopped: it leaves no row, and
-    the next call measures it. This call ends within those minutes.
-    `at_most`: a larger limit in minutes, for the rows that the finding needs only.
+    blocks take. The plan's last cells are dropped where they do not fit; where all fit, blocks are added. Nothing
+    starts when the time is up. A cell that runs then is stopped: it leaves no row, and the next call measures it.
     `elsewhere`: where the cells of a simulation run. Their rows still name this machine: they do not depend on it. Jobs
     started there are awaited.
 
@@ -139,8 +126,6 @@ def sweep(
     ------
     StudyError
         A plan whose cells run the engine was to run elsewhere.
-    NoTimeError
-        The rows that its finding needs are expected to take longer than `minutes`, or `at_most`.
 
     """
     if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
@@ -149,37 +134,13 @@ def sweep(
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside], elsewhere)
         if minutes:
-            run.within(60 * minutes, 60 * max(minutes, at_most))
+            run.within(60 * minutes)
         else:
             run.whole()
         rows = run.rows()
         measured_cells = {row.cell for row in rows if not row.anchor}
         left_out = tuple(cell for cell in plan.cells if cell not in measured_cells and not run.refuses(cell))
         return Summary(rows, run.measured, left_out, len(run.lacking()) if minutes else 0)
-
-
-def check_time(plan: Plan, minutes: float) -> None:
-    """Check, before model files are written, that a plan without any rows here has enough time; 0: no limit.
-
-    Raises
-    ------
-    NoTimeError
-        The plan is expected to take longer.
-
-    """
-    if minutes and not all(recipes.model_path(*file).exists() for gate in needed_gates(plan) for file in gate.files):
-        _check_time(plan.study, 60 * minutes, 0.0, *Durations(plan, {}).least())
-
-
-def _check_time(study: str, limit_s: float, spent: float, gates: float, others: float) -> None:
-    if (needed := spent + gates + others) > limit_s:
-        raise NoTimeError(
-            f"{study} in {limit_s / 60:.3g} minutes",
-            f"the gates of its files take about {gates:.0f} s, and what its finding needs {others:.0f} s more: nothing "
-            "could be said",
-            f"give it {math.ceil(needed / 60)} minutes or more; 0: as many as it takes",
-            needed,
-        )
 
 
 class _Sweep:
@@ -218,27 +179,26 @@ class _Sweep:
                 break
             self._blocks([extra])
 
-    def within(self, seconds: float, most: float) -> None:
-        """Measure the needed cells, then others as long as all fit WISHED_BLOCKS times, then more blocks of them.
+    def within(self, seconds: float) -> None:
+        """Measure cells in the order of need, while those begun fit the blocks that they should have, then more blocks.
 
-        `most`: seconds in which all of it must end, even if something still lacks. The choice follows from the rows, so
+        Needed cells should have the least blocks, and others WISHED_BLOCKS. The choice follows from the rows, so
         repeating the same call measures disturbed rows only. Nothing is repeated until the least blocks are complete.
         """
-        self.limit_s, self.ends_at = most, self.bench.clock.seconds() + most
-        self._check_time()
-        self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
-        needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
-        # Together: gates are not timed, and run side by side.
-        self._measure(self.asked.gates(needed if self.plan.cells else None))
-        self._measure(self.asked.anchors(0))
+        self.limit_s, self.ends_at = seconds, self.bench.clock.seconds() + seconds
+        self.cells, least, wished = (), least_blocks(self.plan), min(self.plan.blocks, WISHED_BLOCKS)
+        self._measure([*self._next_gates(self.plan.cells[:1]), *self.asked.anchors(0)])
         for cells in together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
                      for folder in self.asked.builds(cell)]  # fmt: skip
-            block = self._spent(task for task in self.tasks if task.block == 0)
-            fits = not self.late and self._spent(self.tasks) + (wished - 1) * block < seconds
-            if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
+            gates = self._next_gates(cells)
+            block, more = self._spent(task for task in self.tasks if task.block == 0), self._expected_s(first)
+            blocks = least if len(self.cells) < self.plan.needed else wished
+            begun = self._spent(self.tasks) + self._expected_s(filter(self._is_left, gates)) + more
+            fits = not self.late and begun + (blocks - 1) * (block + more) <= seconds
+            if self.cells and not fits and not self._any_done(first):
                 break
-            self._measure([*self.asked.gates({file for cell in cells for file in cell.files}), *first])
+            self._measure([*gates, *first])
             self.cells += cells
         self._measure(self.asked.anchors(1))
         if least == 1:
@@ -254,6 +214,17 @@ class _Sweep:
             if number + 1 >= least:
                 self._again(seconds)
         self._recall()
+
+    def _next_gates(self, cells: Sequence[Cell]) -> list[Task]:
+        """The gates of these cells' files; where one is left, with those of the next cells, beside which it runs.
+
+        All gates where a plan has no cells.
+        """
+        if not self.plan.cells:
+            return self.asked.gates()
+        near = self.plan.cells[len(self.cells) : len(self.cells) + AHEAD]
+        own, ahead = (self.asked.gates({file for cell in of for file in cell.files}) for of in (cells, (*cells, *near)))
+        return ahead if any(map(self._is_left, own)) else own
 
     def _recall(self) -> None:
         """Count the rows of earlier calls in, such as those of another sweep: also where no time was left for them."""
@@ -321,33 +292,22 @@ class _Sweep:
             return
         spare = self._left_s()
         if spare < math.inf:
-            spare -= sum(map(self._takes, self.lacking()))
+            spare -= self._expected_s(self.lacking())
         most_s = min(COOL_S, spare)
         if most_s > 0:
             self._report(task, None, most_s)
             self.cools = watch.wait_until_cool(most_s)
 
-    def _check_time(self) -> None:
-        """Raise NoTimeError where the missing tasks that are needed are expected to exceed the time limit."""
-        for task in self.asked.needed():
-            if isinstance(task.cell, Gate) and self.bench.key(task) not in self.done:
-                self._take_over(task)
-        if lacking := self.lacking():
-            gates = sum(self._takes(task) for task in lacking if isinstance(task.cell, Gate))
-            others = sum(self._takes(task) for task in lacking if not isinstance(task.cell, Gate))
-            _check_time(self.plan.study, self.limit_s, self._spent(self.asked.needed()), gates, others)
-
-    def _takes(self, task: Task) -> float:
-        """Expected seconds of a task, out of the time limit."""
-        return self._durations.seconds(task.cell) / self._at_once(task.cell)
+    def _expected_s(self, tasks: Iterable[Task]) -> float:
+        """Seconds of tasks: each as before, else the median of the gates, or of the other cells, done so far."""
+        usual = {}
+        for is_gate in (True, False):
+            done = [taken for cell, taken in self.seconds.items() if isinstance(cell, Gate) == is_gate]
+            usual[is_gate] = median(done) if done else 0.0
+        return sum(self.seconds.get(task.cell, usual[isinstance(task.cell, Gate)]) for task in tasks)
 
     def _at_once(self, cell: Cell) -> int:
         return self.elsewhere.at_once if self.elsewhere else at_once(cell)
-
-    @cached_property
-    def _durations(self) -> Durations:
-        """Read only under a time limit."""
-        return Durations(self.plan, self.seconds)
 
     def _left_s(self) -> float:
         """Seconds left of the time limit, from which the rows of all earlier calls count too."""
@@ -400,8 +360,9 @@ class _Sweep:
         return _passed_elsewhere(self.journal)
 
     def _started(self, task: Task) -> Row | None:
-        """Measure a cell; None where it does not fit in the remaining time, or did not end in it."""
-        if self.limit_s < math.inf and (self.late or self._takes(task) > self._left_s()):
+        """Measure a cell; None where the time is up, or should be before it ends, or was."""
+        left_s = self._left_s()
+        if self.late or left_s <= 0 or self._expected_s([task]) > left_s:
             self.late = True
             return None
         self._cool(task)
@@ -471,9 +432,8 @@ class _Sweep:
 
     def _report(self, task: Task, row: Row | None, cools_s: float = 0.0) -> None:
         if self.tell:
-            left = [task.cell for task in self.tasks if self._is_left(task)]
-            usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
-            remaining = sum(self.seconds.get(cell, usual) for cell in left)
+            left = [task for task in self.tasks if self._is_left(task)]
+            remaining = max(min(self._expected_s(left), self._left_s()), 0.0)
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining, cools_s))
 
 

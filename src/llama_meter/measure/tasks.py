@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llama_meter.cells import Cell, File
-from llama_meter.measure.durations import least_blocks, needed_gates
+from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure.plan import Plan
 
 REPEAT = 1000  # added to the replicate of repeated measurements and of further anchors
@@ -69,7 +69,18 @@ class Tasks:
         """The tasks that the finding needs: gates, and the least blocks of the needed cells."""
         gates = [Task(gate, 0, -1, self.plan.gates.index(gate)) for gate in needed_gates(self.plan)]
         cells = self.plan.cells[: self.plan.needed]
-        return gates + [Task(cell, n, n, 0) for n in range(least_blocks(self.plan)[0]) for cell in cells]
+        return gates + [Task(cell, n, n, 0) for n in range(least_blocks(self.plan)) for cell in cells]
+
+
+def least_blocks(plan: Plan) -> int:
+    """The blocks that any statement about a plan's cells needs."""
+    return min(plan.blocks, LEAST_BLOCKS)
+
+
+def needed_gates(plan: Plan) -> list[Cell]:
+    """The gates of the files that a plan's needed cells run on."""
+    files: set[File] = {file for cell in plan.cells[: plan.needed] for file in cell.files}
+    return [gate for gate in plan.gates if files.issuperset(gate.files)]
 
 
 def together(cells: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:

@@ -1,10 +1,8 @@
 """One streamed request to an OpenAI-compatible server: when each chunk arrived, and its text.
 
 All times are from one monotonic clock, taken when bytes leave the socket. A chunk is not a token: an answer's token
-count is the server's own, if it gives one. Whatever a model writes is made of tokens: text, reasoning, refusals, calls
-of tools. Errors are reported in the answer's `failure`; nothing is raised.
-
-Servers differ in what they send beside that. What is needed for no result is ignored, and named in `ignored`.
+count is the server's own, if it gives one. Reasoning is made of tokens as the answer is. Errors are reported in the
+answer's `failure`; nothing is raised. What llama-server, vLLM, SGLang, Ollama and mlx-lm stream is read, and no more.
 """
 
 import asyncio
@@ -54,24 +52,20 @@ class Logs(msgspec.Struct):
 
 
 class Said(msgspec.Struct):
-    """What a model wrote: text of a completion, or content, reasoning, a refusal or calls of tools in a chat."""
+    """What a model wrote: text of a completion, or content and reasoning in a chat."""
 
-    text: Any = None
-    content: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    refusal: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
+    text: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def answer(self) -> str:
         """Text of the answer."""
-        return _text(self.text) + _text(self.content)
+        return self.text or self.content or ""
 
-    def beside(self) -> str:
-        """What else was written: reasoning, which some servers send under two names at once, refusals, and calls."""
-        thought = _text(self.reasoning_content) or _text(self.reasoning)
-        return thought + _text(self.refusal) + _calls(self.tool_calls) + _calls(self.function_call)
+    def thought(self) -> str:
+        """Reasoning, which some servers send under two names at once."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 class Choice(Said):
@@ -80,7 +74,6 @@ class Choice(Said):
     delta: Said | None = None
     message: Said | None = None
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
-    finish_reason: Any = None
 
     @property
     def said(self) -> Said:
@@ -88,42 +81,21 @@ class Choice(Said):
         return self.delta or self.message or self
 
 
+class Usage(msgspec.Struct):
+    """A server's own count of tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class Event(msgspec.Struct):
     """One event of a server's stream, reduced to the fields used here."""
 
     error: Any = None
     object: Any = None
-    usage: Any = None
+    usage: Usage | None = None
     timings: dict[str, Any] | None = None
     choices: list[Choice] | None = None
-
-
-COMMON = {  # names of fields that servers send and nothing here needs
-    "id", "created", "model", "system_fingerprint", "service_tier", "index", "role", "stop_reason", "prompt_token_ids",
-    *(name for kind in (Said, Choice, Event) for name in kind.__struct_fields__),
-}  # fmt: skip
-MOST_IGNORED = 8  # names of other fields that are told
-
-
-def _text(value: Any) -> str:
-    """A text, or the texts of a part or of a list of parts. ValueError for anything else."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if not isinstance(value, list | dict):
-        raise ValueError(f"{type(value).__name__} in place of text")
-    if isinstance(value, list):
-        return "".join(map(_text, value))
-    return _text(value.get("text") or value.get("thinking"))
-
-
-def _calls(value: Any) -> str:
-    """Names and arguments of called functions; their ids are drawn anew for each answer."""
-    calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
-    functions = [call.get("function") or call for call in calls]
-    words = [
-        function.get(name) for function in functions if isinstance(function, dict) for name in ("name", "arguments")
-    ]
-    return "".join(word for word in words if isinstance(word, str))
 
 
 @dataclass(frozen=True)
@@ -143,7 +115,7 @@ class Answer:
     to be waited for; fewer than chunks where several came at once. `thought`: chunks without text of the answer.
     `gaps`: per token, the likeliest one's lead over the second in nats, NaN where not given. `timings`: llama-server's
     own. `status`: of HTTP where it tells of a failure (404 for a page of the web), else 0; `room`: tokens of the
-    context that a refused request exceeded, 0 where not told. `ignored`: what was not understood and not needed.
+    context that a refused request exceeded, 0 where not told.
     """
 
     prompt: Prompt
@@ -160,11 +132,9 @@ class Answer:
     tokens: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     timings: Mapping[str, float] = field(default_factory=dict)
-    finished: bool = False  # it was said why it ends here
     failure: str = ""
     status: int = 0
     room: int = 0
-    ignored: set[str] = field(default_factory=set)
 
     @property
     def text(self) -> str:
@@ -227,15 +197,14 @@ class Allowance:
 class Target:
     """Destination of requests: the server's address without a path, the model's name, and the API.
 
-    `usual`: fields that every request carries. `without`: fields that the server refuses. `key`: sent as a bearer
-    token, and shown nowhere. `allowance`: what all requests may cost; None for no limit but that of each.
+    `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere. `allowance`: what all
+    requests may cost; None for no limit but that of each.
     """
 
     url: str
     model: str = ""
     api: Api = "completions"
     usual: Mapping[str, Any] = field(default_factory=dict)
-    without: frozenset[str] = frozenset()
     key: str = field(default="", repr=False)
     allowance: Allowance | None = field(default=None, repr=False, compare=False)
 
@@ -258,16 +227,7 @@ class Target:
         asked |= {"stream_options": {"include_usage": True}} if stream else {}
         if top:
             asked |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
-        if "max_tokens" in self.without:
-            asked["max_completion_tokens"] = prompt.n_gen  # its later name
-        return {name: value for name, value in asked.items() if name not in self.without}
-
-    @property
-    def optional(self) -> list[str]:
-        """Fields that a request can do without; the first changes no answer."""
-        return [
-            name for name in ("stream_options", *self.usual, "temperature", "max_tokens") if name not in self.without
-        ]
+        return asked
 
 
 def over(target: Target, work: Callable[[http.Client], Awaitable[Found]]) -> Found:
@@ -287,14 +247,13 @@ async def ask(
     due_ns: int = 0,
     top: int = 0,
     quiet_s: float = http.QUIET_S,
-    closely: bool = False,
 ) -> Answer:
-    """Post one request and read its answer to the end or to the first error; `closely`: note unknown fields too."""
+    """Post one request and read its answer to the end or to the first error."""
     answer = Answer(prompt, due_ns or clock())
     answer.sent_ns = clock()
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await _read(web, target, answer, top, quiet_s, closely)
+            await _read(web, target, answer, top, quiet_s)
     except TimeoutError:
         answer.failure = f"no end after {PATIENCE_S:g} s"
     except http.TimeoutException:
@@ -321,17 +280,15 @@ async def ask_whole(web: http.Client, target: Target, prompt: Prompt) -> tuple[s
             if reply.status_code != 200:
                 raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[: http.SAID])
             event: Event = parsed(body, Event)
-            counts = [_count(event.usage, name) for name in ("prompt_tokens", "completion_tokens")]
-            if not event.choices or None in counts:
+            if not (event.choices and event.usage):
                 raise ValueError("no answer, or no count of its tokens")
-            n_prompt, n_gen = (count or 0 for count in counts)
-            return event.choices[0].said.answer(), n_prompt, n_gen
+            return event.choices[0].said.answer(), event.usage.prompt_tokens, event.usage.completion_tokens
     except (http.TransportError, ValueError) as error:
         why = f"no answer to a plain request ({http.said(error)})"
         raise StudyError(target.path, why, "look at the server's log") from None
 
 
-async def _read(web: http.Client, target: Target, answer: Answer, top: int, quiet_s: float, closely: bool) -> None:
+async def _read(web: http.Client, target: Target, answer: Answer, top: int, quiet_s: float) -> None:
     if target.allowance:
         target.allowance.ask()
     asked = target.body(answer.prompt, True, top)
@@ -347,86 +304,48 @@ async def _read(web: http.Client, target: Target, answer: Answer, top: int, quie
         if http.media_type(reply) == "text/html":
             answer.status, answer.failure = 404, "a page (text/html) in place of an answer"
             return
-        ended, last = False, None
+        last = None
         async with aclosing(_events(reply, answer, target.allowance)) as events:
             async for stamp, turn, data in events:
                 if data == b"[DONE]":
-                    ended = True
-                    break
+                    return
                 event: Event = parsed(data, Event)
                 if event.error or event.object == "error":
-                    answer.status, answer.room = _count(event.error, "code") or 0, _room(data)
-                    answer.failure = f"the server says: {_reason(data)}"[: http.SAID]
+                    answer.room, answer.failure = _room(data), f"the server says: {_reason(data)}"[: http.SAID]
                     return
                 n_chunks = len(answer.chunk_ns)
                 _take(answer, event, stamp)
                 if len(answer.chunk_ns) > n_chunks and turn != last:
                     answer.bursts, last = answer.bursts + 1, turn
-                if closely:
-                    _note_unknown(answer, data)
-        if not answer.n_gen:
-            answer.n_gen = _count(answer.timings, "predicted_n") or 0
-        if ended:
-            return
-        if answer.finished or answer.n_gen or len(answer.chunk_ns) >= answer.prompt.n_gen:
-            answer.ignored.add("no [DONE] at the end")
-        else:
-            answer.failure = "the stream ended before its end"
+        answer.failure = "the stream ended before its end"
 
 
 def _take(answer: Answer, event: Event, stamp: int) -> None:
     """Add one event to an answer, skipping empty texts. ValueError for an impossible token count."""
     if event.usage:
-        answer.n_prompt = _counted(answer, event.usage, "prompt_tokens") or answer.n_prompt
-        answer.n_gen = _counted(answer, event.usage, "completion_tokens") or answer.n_gen
-        if answer.n_gen > answer.prompt.n_gen + MOST_MORE:
+        answer.n_prompt, answer.n_gen = event.usage.prompt_tokens, event.usage.completion_tokens
+        if not 0 <= answer.n_gen <= answer.prompt.n_gen + MOST_MORE:
             raise ValueError(f"{answer.n_gen:,} tokens counted, {answer.prompt.n_gen:,} requested")
     if event.timings:
         numbers = {name: value for name, value in event.timings.items() if isinstance(value, int | float)}
         answer.timings = {name: float(value) for name, value in numbers.items()}
     for choice in event.choices or ():
-        text, beside = choice.said.answer(), choice.said.beside()
-        answer.thought += bool(beside and not text)
-        answer.finished |= choice.finish_reason is not None
-        if beside or text:
+        text, thought = choice.said.answer(), choice.said.thought()
+        answer.thought += bool(thought and not text)
+        if thought or text:
             answer.chunk_ns.append(stamp)
-            answer.texts.append(beside + text)
-        likeliest = _likeliest(answer, choice.logprobs) or ([(beside + text, NAN)] if beside or text else [])
+            answer.texts.append(thought + text)
+        likeliest = _likeliest(choice.logprobs) or ([(thought + text, NAN)] if thought or text else [])
         answer.tokens += [token for token, _ in likeliest]
         answer.gaps += [gap for _, gap in likeliest]
 
 
-def _counted(answer: Answer, usage: Any, name: str) -> int | None:
-    count = _count(usage, name)
-    if count is None:
-        answer.ignored.add(f"usage without a count of {name}")
-    return count
-
-
-def _count(counts: Any, name: str) -> int | None:
-    """A count of tokens by its name, which may be written as a float; None where there is none."""
-    value = counts.get(name) if isinstance(counts, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if 0 <= value < 1 << 53 else None
-
-
-def _note_unknown(answer: Answer, data: bytes) -> None:
-    """Note the names of fields that nothing here knows."""
-    event = parsed(data)
-    choices = [choice for choice in event.get("choices") or () if isinstance(choice, dict)]
-    parts = [event, *choices, *(choice["delta"] for choice in choices if isinstance(choice.get("delta"), dict))]
-    names = {name for part in parts for name, value in part.items() if name not in COMMON and value is not None}
-    answer.ignored |= {f"field {name[:40]}" for name in sorted(names)[:MOST_IGNORED]}
-
-
-def _likeliest(answer: Answer, logs: msgspec.Raw) -> list[tuple[str, float]]:
+def _likeliest(logs: msgspec.Raw) -> list[tuple[str, float]]:
     """Text of each token and the likeliest one's lead over the second (nats), from either format; [] for another."""
     try:
         probs: Logs | None = parsed(logs, Logs | None)
     except ValueError:
-        answer.ignored.add("log probabilities of another form")
-        probs = None
+        return []
     if not probs:
         return []
     if probs.content:
@@ -447,7 +366,7 @@ async def _events(
 
     Between two parts of a body that had both arrived, the event loop does not turn.
     """
-    is_whole, rest, turns = http.media_type(reply) == "application/json", b"", 0
+    rest, turns = b"", 0
 
     def turn() -> None:
         nonlocal turns
@@ -458,39 +377,23 @@ async def _events(
         answer.byte_ns = answer.byte_ns or stamp
         this_turn = turns
         asyncio.get_running_loop().call_soon(turn)
-        *lines, rest = (rest + part).split(b"\n") if not is_whole else (rest + part,)
+        *lines, rest = (rest + part).split(b"\n")
         if len(rest) > MOST_LINE:
             raise ValueError(f"an event of more than {MOST_LINE:,} bytes")
         for line in lines:
             if line.startswith(b"data:"):
                 yield stamp, this_turn, line[5:].strip()
-    if is_whole:
-        answer.ignored.add("an answer that is not streamed")
-        yield clock(), turns, rest
-    elif rest.startswith(b"data:"):  # the last line of all has no end
-        yield clock(), turns, rest[5:].strip()
 
 
 def _reason(body: bytes) -> str:
-    """The reason in a refusal, whose form each kind of server chooses: JSON, a page, or text."""
+    """The reason in a refusal: `error.message`, `error`, `message` or `detail` of JSON, else the text itself."""
     text = body[:MOST_REASON].decode(errors="replace")
-    title = re.search("<title>([^<]*)", text, re.IGNORECASE)
     with suppress(ValueError):
-        text = _words(parsed(body)) or text
-    return " ".join((title[1] if title else text).split())
-
-
-def _words(reason: Any) -> str:
-    """The words of a reason: a text, or what an object calls its error, detail or message, or lists of these."""
-    for _ in range(4):
-        if isinstance(reason, list) and reason:
-            reason = reason[0]
-        elif isinstance(reason, Mapping) and "msg" in reason:  # a field that was refused, and its place in the request
-            place = reason.get("loc")
-            return f"{'.'.join(map(str, place))}: {reason['msg']}" if isinstance(place, list) else str(reason["msg"])
-        elif isinstance(reason, Mapping):
-            reason = next((reason[name] for name in ("error", "detail", "message", "errors") if reason.get(name)), "")
-    return reason if isinstance(reason, str) else ""
+        told = parsed(body)
+        for name in ("error", "message", "detail"):
+            told = told.get(name, told) if isinstance(told, dict) else told
+        text = told if isinstance(told, str) else text
+    return " ".join(text.split())
 
 
 ROOMS = (  # how a refusal tells of the context; llama-server's own field first

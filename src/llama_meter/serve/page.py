@@ -1,24 +1,13 @@
-"""A probe's report as text and as a page; the key that was used is in neither."""
+"""A probe's report as text; the key that was used is not in it."""
 
 from math import isnan
 
 from llama_meter.models.finding import printable
-from llama_meter.serve.phase import LEVERS, Binding, Interval
+from llama_meter.serve.phase import Binding, Interval
 from llama_meter.serve.probe import Report
 from llama_meter.serve.right import Rightness
-from llama_meter.serve.traffic import Traffic
 
 CHANGED = {"prompt": "a longer prompt", "output": "a longer answer", "load": "more load"}
-PAGE = """<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><title>Probe of {{ report.url }}</title>
-<style>body { font: 16px/1.5 sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em }
-td, th { text-align: left; padding: .2em 1em .2em 0 }</style>
-<h1>Probe of {{ report.url }}</h1>
-{% for title, lines in parts %}<h2>{{ title }}</h2>
-<table>{% for name, value in lines %}<tr><th>{{ name }}</th><td>{{ value }}</td></tr>
-{% endfor %}</table>
-{% endfor %}</html>
-"""
 Lines = list[tuple[str, str]]
 
 
@@ -30,13 +19,6 @@ def text(report: Report) -> str:
     return "\n".join(said)
 
 
-def html(report: Report) -> str:
-    """A self-contained HTML page of a report."""
-    from jinja2 import Environment  # only here: text needs none
-
-    return Environment(autoescape=True).from_string(PAGE).render(report=report, parts=_parts(report))
-
-
 def _parts(report: Report) -> list[tuple[str, Lines]]:
     spent = f"{report.requests} requests in {report.seconds:.0f} s"
     server: Lines = [
@@ -45,21 +27,12 @@ def _parts(report: Report) -> list[tuple[str, Lines]]:
         ("model", printable(report.model)),
         ("asked", spent),
     ]
-    server += [("ignored", ", ".join(report.ignored))] if report.ignored else []
     right, phase = report.right, report.phase
-    parts = [
+    return [
         ("The server", server),
         (f"Is it right under load? {right.verdict}.", _right(right)),
         (f"Which phase binds? {phase.verdict}.", _phase(phase)),
     ]
-    return [*parts, ("Your own traffic", _traffic(report.traffic))] if report.traffic else parts
-
-
-def _traffic(own: Traffic) -> Lines:
-    asked = f"{own.prompt_tokens:,.0f} tokens of prompts, {own.output_tokens:,.0f} of answers"
-    shares = [(f"share of the server's time, {phase}", f"{share:.0%}") for phase, share in own.shares.items()]
-    most = max(own.shares, key=lambda phase: own.shares[phase])
-    return [(f"in {own.seconds:g} s", asked), *shares, ("what helps", LEVERS[most])]  # type: ignore[index] # a phase
 
 
 def _right(right: Rightness) -> Lines:

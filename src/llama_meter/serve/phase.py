@@ -17,7 +17,7 @@ from llama_meter.serve.client import Answer
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.meeting import FACTOR, WARM, Ask, Setting
 
-CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: until the server has counted some, and whatever it counts
+CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: before the server has counted some, and whatever it counts
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
 LEVERS: Mapping[Phase, str] = {
     "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (notebook 06), or "
@@ -84,16 +84,15 @@ def cannot(why: str, lever: str = LEVERS["cannot tell"]) -> Binding:
     return Binding(verdict="cannot tell", why=why, lever=lever)
 
 
-async def binding(web: http.Client, ask: Ask, until: float, ignored: set[str]) -> Binding:
-    """Ask a server that was met, in rounds begun before `until`; what it sends besides is added to `ignored`."""
+async def binding(web: http.Client, ask: Ask, until: float) -> Binding:
+    """Ask a server that was met, in rounds begun before `until`."""
     warm = questions.of_characters(WARM, int(CHARACTERS * ask.prompt_tokens), ask.output_tokens, seed=2)[0]
-    first = await client.ask(web, ask.target, warm, closely=True)
+    first = await client.ask(web, ask.target, warm)
     if first.failure:
         return cannot(f"a request failed: {first.failure}", meeting.mend(first, ask))
-    ignored |= first.ignored
     if not first.n_prompt:
-        ignored.add(f"no count of tokens: a piece of the stream is one, and {CHARACTERS:g} characters of a prompt")
-    per_token = min(len(warm.text) / first.n_prompt, MOST_CHARACTERS) if first.n_prompt else CHARACTERS
+        return cannot("the server counts no tokens in what it streams")
+    per_token = min(len(warm.text) / first.n_prompt, MOST_CHARACTERS)
     rounds: list[dict[str, Seen]] = []
     loads: list[Loaded] = []
     for turn in range(meeting.PHASE_ROUNDS):

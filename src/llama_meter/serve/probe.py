@@ -19,7 +19,6 @@ from llama_meter.serve import client, phase, right
 from llama_meter.serve.meeting import KEY, Ask, Budget, Say, met
 from llama_meter.serve.phase import Binding
 from llama_meter.serve.right import Rightness
-from llama_meter.serve.traffic import Traffic
 
 LATE = "it did not end within its time"
 GRACE_S = 10.0  # for requests in flight when the time is up; at most half of the time
@@ -27,10 +26,7 @@ Found = TypeVar("Found")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of a probe; `ignored`: what the server refused, lacks or sends besides, and what the probe did without.
-
-    `traffic`: the server's own, if it was watched.
-    """
+    """Findings of a probe."""
 
     url: str
     server: str
@@ -40,8 +36,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     right: Rightness
     phase: Binding
-    ignored: list[str] = []
-    traffic: Traffic | None = None
 
 
 def prepared(ask: Ask, yes: bool, say: Say) -> Ask:
@@ -82,9 +76,8 @@ def rightness(ask: Ask) -> Rightness:
 async def _probe(ask: Ask, say: Say) -> Report:
     begin = time.monotonic()
     until = begin + ask.seconds
-    ignored: set[str] = set()
     async with ask.target.connected() as web:
-        target, server = await met(web, ask, say, ignored)
+        target, server = await met(web, ask)
         ask = replace(ask, target=target)
         say("the same prompts alone and together")
         half = (time.monotonic() + until) / 2
@@ -92,11 +85,11 @@ async def _probe(ask: Ask, say: Say) -> Report:
         late = right.unknown(LATE)
         judgement = await _in_time(right.ask(web, target, ask.concurrency, half, ask.top), half + grace, late)
         say("the prompt, the answer and the load doubled, one at a time")
-        binds = await _in_time(phase.binding(web, ask, until, ignored), until + grace, phase.cannot(LATE))
+        binds = await _in_time(phase.binding(web, ask, until), until + grace, phase.cannot(LATE))
     spent = time.monotonic() - begin
     return Report(
         url=target.url, server=server, model=target.model, budget=ask.budget(), seconds=spent, right=judgement,
-        phase=binds, requests=target.allowance.asked if target.allowance else 0, ignored=sorted(ignored),
+        phase=binds, requests=target.allowance.asked if target.allowance else 0,
     )  # fmt: skip
 
 

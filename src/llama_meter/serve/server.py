@@ -110,12 +110,12 @@ def _settled(setup: Setup) -> Setup:
     if setup.binary or setup.kind != "llama-server":
         return setup
     if not (binary := find()):
-        raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
-    if server_build.is_ours(binary):
+        raise StudyError("llama-server", "not found", f"plamo-study engine build llama-server, or set {NAMED} to one")
+    if binary.resolve() == (server_build.home() / server_build.BINARY).resolve():
         return replace(setup, binary=binary)
     if setup.libraries not in (None, builds.installed_libraries()):
         why = f"was not built here, so it cannot run on the engine in {setup.libraries}"
-        raise StudyError(str(binary), why, f"plamo-study server build, and unset {NAMED}")
+        raise StudyError(str(binary), why, f"plamo-study engine build llama-server, and unset {NAMED}")
     return replace(setup, binary=binary, libraries=None)
 
 
@@ -194,7 +194,7 @@ def _command(setup: Setup, port: int) -> list[str]:
     assert setup.binary
     command = [str(setup.binary.absolute()), "-m", model, *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
     command += ["-c", str(setup.n_ctx * setup.n_slots), "-b", size[0], "-ub", size[1], "-fa", setup.flash_attn]
-    return [*command, *offload(setup.n_gpu_layers), "--metrics", "--cache-ram", "0", *setup.options]
+    return [*command, *offload(setup.n_gpu_layers), "--cache-ram", "0", *setup.options]
 
 
 def offload(n_gpu_layers: int) -> list[str]:

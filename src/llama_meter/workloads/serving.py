@@ -7,7 +7,7 @@ in flight record how the server ended.
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -15,11 +15,11 @@ import psutil
 
 from llama_meter import http
 from llama_meter.cells import Serving, Traffic
-from llama_meter.engine import builds, server_build
+from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch
 from llama_meter.rows import Measured, Request, passed
-from llama_meter.serve import client, load, objectives, questions, server
+from llama_meter.serve import client, load, questions, server
 from llama_meter.serve.client import Answer, Prompt, Target, clock
 from llama_meter.serve.difference import SAME, difference
 from llama_meter.serve.load import Loaded
@@ -72,22 +72,6 @@ def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
         kind, path, cell.n_seq, cell.n_prompt + cell.n_gen + ROOM, cell.n_threads, cell.n_batch, cell.n_ubatch,
         cell.flash_attn, cell.n_gpu_layers, Path(folder) if folder else builds.installed_libraries(),
     )  # fmt: skip
-
-
-def stock(path: Path, scale: str) -> Setup:
-    """llama-server as it comes, on the engine as released, with room for the loads' requests."""
-    n_ctx = sum(objectives.SHORT[scale]) + ROOM
-    return Setup(
-        "llama-server", path, objectives.SLOTS, n_ctx, server.threads(), libraries=builds.installed_libraries()
-    )
-
-
-def built(setup: Setup, patched: bool = False) -> Setup:
-    """The setup with our own build of llama-server, as released or patched; StudyError if it is not built."""
-    if not (binary := server_build.built(patched)):
-        name, option = ("a patched llama-server", " --patched") if patched else ("our own llama-server", "")
-        raise StudyError(name, "is not here", f"plamo-study server build{option}")
-    return replace(setup, binary=binary)
 
 
 def resident(running: Server, done: Done) -> int:

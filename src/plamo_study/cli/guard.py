@@ -1,7 +1,6 @@
 """What every command of this project runs in: clear messages instead of tracebacks, and alone where it must be."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,15 +38,6 @@ def _check_folder() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise StudyError("the working directory", "has been deleted", f"cd {paths.ROOT}, or another folder") from None
-
-
-def interruptible() -> None:
-    """Let SIGINT and SIGTERM end the command as Ctrl-C does: else a server would outlive the command that started it.
-
-    SIGINT too, because a shell's background job inherits it ignored.
-    """
-    for asked in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked, signal.default_int_handler)
 
 
 @contextmanager

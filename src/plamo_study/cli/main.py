@@ -20,10 +20,10 @@ from llama_meter.measure.asked import NOTHING, sweep
 from plamo_study.cli import (
     engine as cli_engine,
     models as cli_models,
+    probe as cli_probe,
     publishing as cli_publishing,
     quality as cli_quality,
     report,
-    server as cli_server,
 )
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
@@ -48,12 +48,11 @@ from plamo_study.run import cluster, parameters
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
-app.add_typer(cli_server.app, name="server")
 cli_models.app.command("quality")(cli_quality.quality)
-app.command("probe")(cli_server.probe)
+app.command("probe")(cli_probe.probe)
 app.command("publish")(cli_publishing.publish)
 
-MINUTES, AT_MOST = 3.0, 6.0  # for measuring all studies at mini, and for what their findings need alone
+MINUTES = 5.0  # for measuring all studies at mini
 
 
 def main() -> None:
@@ -73,7 +72,7 @@ def study(
             min=0,
             callback=finite,
             help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {at_hand.MINUTES:g}, or with a "
-            f"scale about {MINUTES:g} at mini, at most {AT_MOST:g}, else what the plans take",
+            f"scale {MINUTES:g} at mini, else what the plans take",
         ),
     ] = None,
     engine: Engine = None,
@@ -92,9 +91,9 @@ def study(
         raise StudyError("--file", "has the size it has", "omit --scale")
     if scale is None:
         raise typer.Exit(cli_notebooks.at_hand(minutes, force, file or []))
-    usual = minutes is None and scale == "mini"
-    minutes, at_most = (MINUTES, AT_MOST) if usual else (minutes or 0, 0.0)
-    asked = cli_notebooks.Asked([], "live", scale, {}, minutes, at_most, force, published=True)
+    usual = MINUTES if scale == "mini" else 0.0
+    within = usual if minutes is None else minutes
+    asked = cli_notebooks.Asked([], "live", scale, {}, within, force, published=True)
     raise typer.Exit(cli_notebooks.execute(asked))
 
 

@@ -1,12 +1,12 @@
 """Notebooks from the command line: measure what they need, execute them, publish their pages."""
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import msgspec
@@ -16,18 +16,17 @@ from llama_meter.cells import Gate
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, runner
 from llama_meter.measure.asked import NOTHING, Sweep, sweep
-from llama_meter.measure.durations import lasts
+from llama_meter.measure.plan import Plan
 from llama_meter.models import given as files_given
 from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
-from plamo_study.live import at_hand as core, budget, conduct, live
+from plamo_study.live import at_hand as core, budget, conduct
 from plamo_study.plans import registry as studies
 from plamo_study.plans.handover import is_pair
 from plamo_study.plans.your_machine import first_round
 from plamo_study.run import inputs, parameters, runs
 from plamo_study.run.parameters import VARIED
 
-NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
 
 
@@ -35,8 +34,8 @@ NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on rec
 class Asked:
     """Notebooks by name (none: all) and how to run them; without a scale, each runs at its own.
 
-    `values` are parameters. `minutes`: for measuring, 0 without a limit; `at_most`: a larger limit for the rows that
-    findings need. `force`: also if nothing changed. `json`: print the rows. `published`: write the pages too.
+    `values` are parameters. `minutes`: for measuring, 0 without a limit. `force`: also if nothing changed. `json`:
+    print the rows. `published`: write the pages too.
     """
 
     notebooks: list[str]
@@ -44,7 +43,6 @@ class Asked:
     scale: str | None
     values: dict[str, str]
     minutes: float = 0.0
-    at_most: float = 0.0
     force: bool = False
     json: bool = False
     published: bool = False
@@ -74,36 +72,28 @@ def execute(asked: Asked) -> int:
 def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
     """Measure this machine with these files or the study's models, and publish its page and all others; exit code.
 
-    A machine without rows gets its page as soon as the first round is measured, and anew at the end: where the minutes
-    are enough for all blocks of what the first round measures.
+    A machine without rows gets its page as soon as the first round is measured, and anew at the end.
 
-    Raises StudyError when the disk is too full, a file cannot be written or must not be measured, or the engine cannot
-    be probed.
+    Raises StudyError when the disk is too full, or a file cannot be written or must not be measured.
     """
     with alone(paths.REPORTS):
         limit, scale = core.MINUTES if minutes is None else minutes, core.SCALE
         every = sweep(files=files)
         first = first_round(scale, every)
-        planned, began, times = conduct.build(core.NOTEBOOK, scale, asked=every), time.monotonic(), 1.0
-        soon, rounds = conduct.build(core.NOTEBOOK, scale, asked=first), [every]
-        lacking, new = core.missing([planned]), not core.measured(soon)
+        planned = conduct.build(core.NOTEBOOK, scale, asked=every)
+        sizes, new = core.missing([planned]), not core.measured(conduct.build(core.NOTEBOOK, scale, asked=first))
         if new:
-            pace = core.probed(planned.scale)
-            times = pace.times
-            _say_how_long(live.expected_s(planned, 0, times), lacking, limit, pace)
-            whole_s = lasts(replace(soon, blocks=planned.blocks), pace=times)
-            rounds = [first, every] if not limit or whole_s <= 60 * limit else rounds  # else blocks would be cut
-        report.beforehand([live.Ahead(planned, limit, times)])
+            _say_how_long(planned, sizes, limit)
+        rounds = [first, every] if new else [every]
         code = 0
         for varied in rounds:
             summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
-            if new and varied is every:
-                report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
             own = {"source": "live", "minutes": limit, "scale": scale} | varied.texts()
             own |= {"files": msgspec.json.encode(files).decode()} if files else {}
             names = [core.NOTEBOOK] if varied is first else []
             asked = Asked(names, "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
-            code = _execute(asked, {"source": "recorded"}) or int(not summary.well)
+            with _measured_here([core.NOTEBOOK]):
+                code = _execute(asked, {"source": "recorded"}) or int(not summary.well)
             page = paths.REPORTS / f"{core.NOTEBOOK}.html"
             if varied is first and page.exists():
                 said = f"{report.short(page)} is the first page: measuring goes on, and it is written anew at the end"
@@ -118,18 +108,16 @@ def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
 
 
 def _in_order(asked: Asked) -> list[Path]:
-    """Those with values of their own first, then by number, with those that show the rows of all others last.
+    """In the order of need, the page of a machine first, and those that show the rows of all others last.
 
-    For files of a user's own and no names: those that take such files, in order of need, the page of a machine first.
+    For files of a user's own and no names: those that take such files, all in the order of need.
     """
-    notebooks = runs.find_notebooks(asked.notebooks)
-    if asked.of_own_files:
-        need, paired = list(studies.NOTEBOOKS), is_pair(sweep(files=asked.values["files"]))
-        own = (path for path in notebooks if "files" in parameters.declared(path))
-        return sorted(
-            (path for path in own if paired or path.stem != studies.OF_PAIRS), key=lambda p: need.index(p.stem)
-        )
-    return sorted(notebooks, key=lambda path: (path.stem not in asked.of_page, path.stem in studies.OF_ALL))
+    notebooks = sorted(runs.find_notebooks(asked.notebooks), key=lambda path: budget.place(path.stem))
+    if not asked.of_own_files:
+        return sorted(notebooks, key=lambda path: path.stem in studies.OF_ALL)
+    paired = is_pair(sweep(files=asked.values["files"]))
+    own = (path for path in notebooks if "files" in parameters.declared(path))
+    return [path for path in own if paired or path.stem != studies.OF_PAIRS]
 
 
 def _execute(asked: Asked, values: dict[str, str]) -> int:
@@ -149,51 +137,52 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         own = {name: value for name, value in own.items() if name in declared} if asked.published else own
         given[path] = own | dict(asked.of_page.get(path.stem, {}))
         sweeps[path.stem] = _asked(path, given[path])
-    shares = budget.of_notebooks(sweeps, scale, asked.minutes, sweeps)
-    needs = {name: budget.of_notebook(name, scale, shares[name], sweeps[name]) if is_live else [] for name in sweeps}
-    steps = report.Steps(
-        [budget.lasts(*need) for path in notebooks for need in needs[path.stem]] + [NOTEBOOK_S] * len(notebooks)
-    )
-    every = [(study, at, share, sweeps[name]) for name, of in needs.items() for study, at, share in of]
-    report.beforehand(list(_ahead(every)))
-    failed, results, left = False, [], []
+    needs = budget.of_notebooks(scale, asked.minutes, sweeps) if is_live else {}
+    n_studies = sum(map(len, needs.values()))
+    for path in notebooks:
+        if is_live and "minutes" in parameters.declared(path) and path.stem not in asked.of_page:
+            given[path]["minutes"] = repr(asked.minutes * len(needs[path.stem]) / max(n_studies, 1))
+    old = {path for path in notebooks if runs.is_current(path, given[path], paths.REPORTS, inputs.digest(path.stem))}
+    todo = [path for path in notebooks if path not in old or asked.force or asked.json]
+    every = [(study, at, sweeps[path.stem]) for path in todo for study, at in needs.get(path.stem, [])]
+    time, steps = Time(60 * asked.minutes, len(every)), report.Steps(len(every) + len(notebooks))
+    report.beforehand(list(_plans(every)), asked.minutes)
+    failed, results, left, here = False, list[runs.RunResult](), [], list[str]()
     for notebook in notebooks:
-        own, varied = given[notebook], sweeps[notebook.stem]
-        if is_live and "minutes" in parameters.declared(notebook) and notebook.stem not in asked.of_page:
-            own = own | {"minutes": repr(shares[notebook.stem])}
-        digest = inputs.digest(notebook.stem)
-        if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
-            steps.skip(len(needs[notebook.stem]))
-        else:
-            ends = [_measure(need, asked, steps, varied, len(every) == 1) for need in needs[notebook.stem]]
-            if is_live and shares[notebook.stem] == budget.LEFT_OUT:
+        own, varied, studied = given[notebook], sweeps[notebook.stem], needs.get(notebook.stem, [])
+        well = True
+        if notebook in todo:
+            ends = [_measure(need, asked, steps, time, varied, len(every) == 1) for need in studied]
+            here += [study for study, _ in budget.of_notebook(notebook.stem, scale, varied)] if is_live else []
+            if is_live and not studied and budget.of_notebook(notebook.stem, scale, varied):
                 ends = ["no time"]
                 if not asked.published:
                     report.console.print(f"{notebook.stem} is left out: there was no time for it", style="red")
                     failed = True
-                    steps.skip(1)
                     continue
-            if ends:
-                digest = inputs.digest(notebook.stem)
             if asked.published and set(ends) == {"no time"}:
                 report.console.print(f"{notebook.stem} shows the recorded rows: there was no time for its own")
                 own = {"source": "recorded"}
             well = not set(ends) & ({"failed"} if asked.published else {"failed", "in part", "no time"})
-            digest = "" if asked.force or not well else digest  # the next call reports this too
             failed |= not well
+        known = well and not (asked.force and notebook in todo)  # else the next call reports this too
         if notebook is notebooks[0]:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
-            if not runs.is_current(notebook, own, paths.REPORTS, digest):
+            page_digest = inputs.digest(notebook.stem) if known else ""
+            if not runs.is_current(notebook, own, paths.REPORTS, page_digest):
                 _keep_page(notebook.stem, own)
-            results.append(runs.run(notebook, own, paths.REPORTS, digest))
+            with _measured_here(here):
+                results.append(runs.run(notebook, own, paths.REPORTS, page_digest))
             if asked.published and results[0].is_new and len(notebooks) > 1:
                 publishing.write()
         else:
-            left.append((notebook, own, digest))
-    for result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
-        steps.begin(f"notebook {result.notebook.stem}")
-        results.append(result)
+            left.append((notebook, own, known))
+    jobs = [(path, own, inputs.digest(path.stem) if known else "") for path, own, known in left]  # all is measured
+    with _measured_here(here):
+        for result in runs.side_by_side(jobs, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
+            steps.begin(f"notebook {result.notebook.stem}")
+            results.append(result)
     changed = any(result.is_new for result in results) or not (paths.REPORTS / "index.html").exists()
     if asked.published and changed and any(result.output for result in results):
         publishing.write()
@@ -212,11 +201,40 @@ def _keep_page(name: str, values: Mapping[str, Any]) -> None:
         report.console.print(f"kept as {report.short(kept)}: the page of {day}", soft_wrap=True)
 
 
-def _ahead(asked: Iterable[tuple[str, str, float, Sweep]]) -> Iterator[live.Ahead]:
+@contextmanager
+def _measured_here(studied: list[str]) -> Iterator[None]:
+    """Let the kernels that start meanwhile measure nothing of these studies: it was done."""
+    before = os.environ.get(conduct.MEASURED, "")
+    os.environ[conduct.MEASURED] = " ".join([before, *studied])
+    try:
+        yield
+    finally:
+        os.environ[conduct.MEASURED] = before
+
+
+class Time:
+    """The seconds of several studies, shared equally: one that ends early leaves its rest to those after it."""
+
+    def __init__(self, seconds: float, n_studies: int):
+        """No limit for 0 `seconds`."""
+        self.seconds, self.n_studies = seconds, n_studies
+
+    @property
+    def minutes(self) -> float:
+        """Of the next study; 0: no limit."""
+        return self.seconds / self.n_studies / 60
+
+    def spend(self, seconds: float) -> None:
+        """The next study has taken so many seconds, of which what is beyond its share went to files."""
+        self.seconds -= min(seconds, 60 * self.minutes)
+        self.n_studies -= 1
+
+
+def _plans(asked: Iterable[tuple[str, str, Sweep]]) -> Iterator[Plan]:
     """The plans that are about to be measured; what has none says so when its turn comes."""
-    for study, scale, minutes, chosen in asked:
+    for study, scale, chosen in asked:
         with suppress(StudyError):
-            yield live.Ahead(conduct.build(study, scale, asked=_varied(study, chosen)), minutes)
+            yield conduct.build(study, scale, asked=_varied(study, chosen))
 
 
 def _varied(study: str, asked: Sweep) -> Sweep:
@@ -225,35 +243,34 @@ def _varied(study: str, asked: Sweep) -> Sweep:
 
 
 def _measure(
-    need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep, is_all: bool = False
+    need: tuple[str, str], asked: Asked, steps: report.Steps, time: Time, varied: Sweep, is_all: bool = False
 ) -> Literal["well", "in part", "no time", "failed"]:
-    """Measure one study at its scale within its share of the minutes, and return how that ended.
+    """Measure one study at its scale within its share of the time, and return how that ended.
 
     "in part": a file was measured, and the finding lacks rows.
 
     What keeps it from being measured is said, and the next study goes on; StudyError where it `is_all` that was asked.
     """
-    study, scale, share = need
+    study, scale = need
     steps.begin(f"measuring {study}")
-    at_most = share * asked.at_most / (asked.minutes or 1)
+    began, spent_s = monotonic(), 0.0
     try:
         varied = _varied(study, varied)
-        summary = report.measure(study, scale, journal.LOCAL, minutes=share, at_most=at_most, asked=varied)
-    except runner.NoTimeError as error:
-        report.no_time(error, budget.enough(asked.minutes, share, error.needed_s))
-        return "no time"
-    except conduct.NothingError as error:
-        report.console.print(str(error), soft_wrap=True)
-        return "no time"
+        summary = report.measure(study, scale, journal.LOCAL, minutes=time.minutes, asked=varied)
+        spent_s = runner.spent_s(summary.rows)
     except StudyError as error:
         if is_all:
             raise
         report.console.print(str(error), style="red", soft_wrap=True)
         return "failed"
+    finally:
+        time.spend(max(monotonic() - began, spent_s))
     if asked.json:
         report.rows(summary)
     if summary.well or summary.unexpected or summary.unseen:
         return "well" if summary.well else "failed"
+    if studies.STUDIES[study].whole:
+        return "no time"
     return "in part" if any(row.cell.files and not isinstance(row.cell, Gate) for row in summary.rows) else "no time"
 
 
@@ -263,15 +280,10 @@ def as_recorded(notebook: str, scale: str) -> dict[str, str]:
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
 
 
-def _say_how_long(measuring_s: float, lacking: dict[str, int], limit: float, pace: core.Pace) -> None:
-    """Print the expected duration, and the rates behind it."""
-    measuring = measuring_s / 60
-    files, size = core.writing_s(lacking) / 60, sum(lacking.values()) / 1e9
-    writing = f"{files:.1f} minutes for {size:.1f} GB of files with random weights, then " if lacking else ""
-    within = f", of which at most {limit:g} are used" if 0 < limit < measuring else ""
+def _say_how_long(planned: Plan, sizes: dict[str, int], limit: float) -> None:
+    """Print at once how long measuring takes at most, and what is written before it."""
+    files = f"{sum(sizes.values()) / 1e9:.1f} GB of files with random weights are written first. " if sizes else ""
+    most = f"Measuring takes {limit:g} minutes at most" if limit else f"{len(planned.cells)} cells are measured"
     report.console.print(
-        f"This machine reads {pace.read / 1e9:.0f} GB/s and multiplies {pace.matmul / 1e9:.0f} GFLOP/s. So it takes "
-        f"about {writing}{measuring:.1f} minutes for measuring{within}. Leave it alone meanwhile: what else computes "
-        "is in the numbers.",
-        soft_wrap=True,
+        f"{files}{most}. Leave this machine alone meanwhile: what else computes is in the numbers.", soft_wrap=True
     )

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-import typer
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,7 +23,6 @@ from llama_meter.engine.builds import OnStep
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep
-from llama_meter.measure.process import Outcome
 from llama_meter.models.registry import GIVEN
 from llama_meter.rows import Row
 from plamo_study.cli.terminal import Terminal, echo
@@ -36,7 +34,6 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
 console = Terminal(stderr=True)
 DONE = ("ok", "unchanged")
 LOG_EVERY_S = 10.0
-LEAST_PACE, MOST_PACE = 0.2, 5.0  # bounds of actual over expected time
 _last_line = -LOG_EVERY_S
 
 
@@ -135,16 +132,10 @@ class Bar(live.Listener):
             console.print(f"{self.study}: {lacks}", style="red", soft_wrap=True)
 
 
-def beforehand(ahead: Sequence[live.Ahead]) -> None:
-    """Say what to know before several studies that take long."""
-    for line in live.beforehand(ahead):
+def beforehand(plans: Sequence[plan.Plan], minutes: float) -> None:
+    """Say what to know before several studies."""
+    for line in live.beforehand(plans, minutes):
         console.print(line, soft_wrap=True)
-
-
-def no_time(error: runner.NoTimeError, enough: int) -> None:
-    """Report that one of several studies has no time, and how many minutes would be enough for all."""
-    why = f"{error.what}: {error.why}; --minutes {enough} would be enough for all"
-    console.print(why, style="red", soft_wrap=True)
 
 
 @contextmanager
@@ -199,23 +190,15 @@ def step(done: int, total: int, what: str) -> None:
 
 
 class Steps:
-    """Announces each step of a long command: its number, the total, and the time left for all."""
+    """Announces each step of a long command: its number and the total."""
 
-    def __init__(self, seconds: Sequence[float]):
-        """`seconds`: expected seconds of each step."""
-        self.expected, self.done, self.began = list(seconds), 0, time.monotonic()
+    def __init__(self, total: int):
+        self.total, self.done = total, 0
 
     def begin(self, what: str) -> None:
-        """Begin the next step; expectations are scaled by the actual time of the steps before it."""
-        past, left = sum(self.expected[: self.done]), sum(self.expected[self.done :])
-        pace = min(max((time.monotonic() - self.began) / past, LEAST_PACE), MOST_PACE) if past else 1.0
+        """Begin the next step."""
         self.done += 1
-        at = f"{self.done} of {len(self.expected)}"
-        console.print(Text.assemble((at, "bold"), f": {what}; {live.left(left * pace)} in all"))
-
-    def skip(self, n: int) -> None:
-        """The next `n` steps have nothing to do."""
-        del self.expected[self.done : self.done + n]
+        console.print(Text.assemble((f"{self.done} of {self.total}", "bold"), f": {what}"))
 
 
 def joined_parameters(arguments: list[str]) -> list[str]:
@@ -240,14 +223,6 @@ def name_and_value(text: str) -> tuple[str, str]:
 def short(path: Path) -> str:
     """A path relative to the project if it is inside."""
     return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)
-
-
-def leave_unless_ok(outcome: Outcome, doing: str) -> None:
-    """Return if a worker succeeded; else report its end and exit with code 1."""
-    if outcome.status != "ok":
-        why = outcome.failure.why if outcome.failure else ""
-        console.print(f"{outcome.status} while {doing}: {why}", style="red")
-        raise typer.Exit(1)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Rows for a notebook, of one study or of all: recorded on the reference machine, or live, measured here."""
 
+import os
 from dataclasses import replace
 
 from llama_meter import journal
 from llama_meter.errors import StudyError
-from llama_meter.journal import LOCAL, journal_path
+from llama_meter.journal import LOCAL, REFERENCE, journal_path
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep
 from plamo_study.live import budget, conduct, live
@@ -27,9 +28,9 @@ def collect(
 
     `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
-    the first cells of its plan are measured. A live study that there was no time for has no rows, and one line says
-    what measures it. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
-    and values that a user asked for; these are measured, so the source is live.
+    the first cells of its plan are measured. A live study that there was no time for has no rows, or the recorded ones
+    where it is meaningless in part, and one line says so. `device`: where live measures, one of DEVICES; recorded rows
+    are shown as they are. `asked`: files and values that a user asked for; these are measured, so the source is live.
 
     Raises
     ------
@@ -46,6 +47,9 @@ def collect(
         return recorded(study, source, scale, device)
     at = plan.scale_of(studies.shown_at(study, scale), asked)
     summary, why = _measured(study, scale, at, minutes, device, asked)
+    if summary is None and studies.STUDIES[study].whole and journal_path(study, at, REFERENCE).exists():
+        _say(f"*{study} is shown as recorded: {why}.*")
+        return recorded(study, "recorded", scale, device)
     if summary is None:
         _say(f"*{study} was not measured here: {why}. To measure it, {conduct.MORE}.*")
         return Recording(frame.frame([], {}), {}, study, at, source, lacks=why)
@@ -56,19 +60,21 @@ def collect(
 def _measured(
     study: str, scale: str, at: str, minutes: float, device: str, asked: Sweep
 ) -> tuple[runner.Summary | None, str]:
-    """Summary of a live study, or why there was no time for it."""
+    """Summary of a live study, or why there is none."""
     planned = conduct.build(study, studies.shown_at(study, scale), device, asked)
-    share = budget.of_study(study, scale, minutes, asked)
+    path, by_command = journal_path(study, at, LOCAL), study in os.environ.get(conduct.MEASURED, "").split()
+    if by_command and not path.exists():
+        return None, "there was no time for it"
+    share = runner.NO_TIME if by_command else budget.of_study(study, scale, minutes, asked)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
-    path = journal_path(study, at, LOCAL)
     with live.line(study) as line:
-        try:
-            return conduct.measure(planned, path, line, asked, announces=True, shortens=True, minutes=share), ""
-        except runner.NoTimeError as error:
-            return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
-        except conduct.NothingError as error:
-            return None, error.why
+        summary = conduct.measure(planned, path, line, asked, announces=not by_command, minutes=share)
+    if not conduct.says_something(planned, summary):
+        return None, conduct.lacking(summary)
+    if studies.STUDIES[study].whole and summary.lacking:
+        return None, f"it must be measured whole, and {conduct.lacking(summary)}"
+    return summary, ""
 
 
 def _say(what: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -17,21 +16,17 @@ from plamo_study.read.recording import check_device
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
 ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
-DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
+DEVICE = "PLAMO_STUDY_DEVICE"  # environment variables, which kernels inherit
+MEASURED = "PLAMO_STUDY_MEASURED"  # the studies that the command has measured before it runs notebooks
 
 
 class How(TypedDict, total=False):
     """How a sweep runs, as `runner.sweep` describes it."""
 
     minutes: float
-    at_most: float
     retry_failed: bool
     beside: Sequence[Path]
     elsewhere: runner.Elsewhere | None
-
-
-class NothingError(StudyError):
-    """The time was up before anything was measured with a file."""
 
 
 def measure(
@@ -40,59 +35,33 @@ def measure(
     listener: live.Listener,
     asked: Sweep = NOTHING,
     announces: bool = False,
-    shortens: bool = False,
     **how: Unpack[How],
 ) -> runner.Summary:
     """Write the files that a plan lacks, measure what its journal lacks, and say all of it to `listener`.
 
     `minutes` are for measuring: writing files is not counted. `asked`: what of the plan a user chose. `announces`: say
-    what to know beforehand. `shortens`: where the time is too short for all that the finding needs, try the first half
-    of it, and so on to the first cell on a file; a study that is meaningless in part is not cut.
-
-    Raises
-    ------
-    StudyError
-        A program that the plan needs is not built.
-    NoTimeError
-        The time is too short; `needed_s` is what all that the finding needs would take.
-    NothingError
-        Nothing was measured with a file although the time should have been enough, where it `shortens`.
-
+    what to know beforehand. Raises StudyError for a program that the plan needs and that is not built.
     """
-    minutes = how.get("minutes", 0.0)
-    listener.begin(live.beforehand([live.Ahead(planned, minutes)]) if announces else [])
-    on_files = {cell for cell in planned.cells if cell.files} or set(planned.cells)
-    least = next((n for n, cell in enumerate(planned.cells, 1) if cell in on_files), 1)
-    short: runner.NoTimeError | None = None
-    while True:
-        try:
-            with listener.writing() as on_bytes:
-                _prepare(planned, max(minutes, how.get("at_most", 0.0)), on_bytes)
-            with listener.measuring():
-                summary = runner.sweep(planned, path, listener.progress, **how)
-                for row in summary.unexpected:
-                    if row.refuses:
-                        listener.refuse(row)
-            break
-        except runner.NoTimeError as error:
-            short, needed = short or error, min(planned.needed, len(planned.cells))
-            if not shortens or studies.STUDIES[planned.study].whole or needed <= least:
-                raise short from None
-            planned = replace(planned, needed=max(needed // 2, least))
-    if shortens and not any(row.refuses or row.cell in on_files for row in summary.rows):
-        raise short or NothingError(planned.study, lacking(summary), MORE)
+    listener.begin(live.beforehand([planned], how.get("minutes", 0.0)) if announces else [])
+    if planned.program:
+        builds.program(planned.program)
+    with listener.writing() as on_bytes:
+        files.make_models(planned, on_bytes)
+    with listener.measuring():
+        summary = runner.sweep(planned, path, listener.progress, **how)
+        for row in summary.unexpected:
+            if row.refuses:
+                listener.refuse(row)
     for said in live.unseen(planned, summary, asked):
         listener.fail(said, NOT_MEASURED)
     listener.end(summary, live.no_time(planned, summary, asked))
     return summary
 
 
-def _prepare(planned: plan.Plan, minutes: float, on_bytes: live.OnBytes | None) -> None:
-    """Write the models that a plan lacks, once it is clear that it can be measured."""
-    if planned.program:
-        builds.program(planned.program)
-    runner.check_time(planned, minutes)
-    files.make_models(planned, on_bytes)
+def says_something(planned: plan.Plan, summary: runner.Summary) -> bool:
+    """Whether anything was measured with a file, where a plan has any, or a file was refused."""
+    on_files = {cell for cell in planned.cells if cell.files} or set(planned.cells)
+    return any(row.refuses or row.cell in on_files for row in summary.rows)
 
 
 def lacking(summary: runner.Summary) -> str:

@@ -13,22 +13,21 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain
 from math import nan
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-from llama_meter import journal, paths
+from llama_meter import paths
 from llama_meter.cells import AnyCell, Decode, Gate, OnModel, Prefill
 from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, NotJudgedError, StudyError
 from llama_meter.measure import files, machine, runner
 from llama_meter.measure.asked import Sweep
-from llama_meter.measure.durations import lasts
 from llama_meter.measure.plan import Plan
 from llama_meter.models import given, header, recipes
 from llama_meter.models.file_types import FLOATS
 from llama_meter.rows import Row
 from plamo_study.live import at_hand
 
-LONG_S = 300.0  # what is expected to take longer is announced
+LONG = 5.0  # minutes: of what may take longer more is said beforehand
 NAMED = 3  # cells of those that there was no time for
 EVERY_S = 0.5  # between two lines that replace one another
 NOT_FINITE = 1e300  # an error of this size stands for logits that are no numbers
@@ -43,30 +42,22 @@ SLOWS = {  # what of a machine's state makes its times slow
 OnBytes = Callable[[str, int, int], None]  # a file, its bytes so far, and all of them
 
 
-class Ahead(NamedTuple):
-    """A plan that is about to be measured, its minutes (0: as long as it takes), and the pace of this machine."""
-
-    plan: Plan
-    minutes: float
-    pace: float = 1.0
-
-
 # ---------------------------------------------------------------- beforehand
 
 
-def beforehand(ahead: Sequence[Ahead]) -> list[str]:
-    """What to know before something that should take longer than LONG_S; nothing before what is short.
+def beforehand(plans: Sequence[Plan], minutes: float) -> list[str]:
+    """What to know before plans are measured for so many minutes; 0: as long as they take.
 
-    When it ends, its files and the disk, what slows this machine, and what is to be built. What this machine does not
-    say is left out.
+    When it ends at the latest, and what is to be built; of what may take longer than LONG also its files and the disk,
+    and what slows this machine, as far as it says.
     """
-    seconds = sum(expected_s(*entry) for entry in ahead)
-    if seconds < LONG_S:
+    if not plans:
         return []
-    plans = [entry.plan for entry in ahead]
-    end = (datetime.now(UTC) + timedelta(seconds=seconds)).astimezone()  # from the instant: the night may change clocks
+    end = (datetime.now(UTC) + timedelta(minutes=minutes)).astimezone()  # from the instant: the night may change clocks
     day = "" if end.date() == datetime.now().date() else f"{end:%a} "
-    said = [f"Ends at about {day}{end:%H:%M}, in {_long(seconds)}.", _files(plans), _state()]
+    said = [f"Measures for {_long(60 * minutes)} at most, until {day}{end:%H:%M}."] if minutes else []
+    if minutes >= LONG or not (minutes or all(planned.scale == "mini" for planned in plans)):
+        said += [_files(plans), _state()]
     said += [
         f"`plamo-study engine build {name}` first: {studies} {'needs' if ',' not in studies else 'need'} it"
         for name, studies in _unbuilt(plans).items()
@@ -74,20 +65,10 @@ def beforehand(ahead: Sequence[Ahead]) -> list[str]:
     return [line for line in said if line]
 
 
-def expected_s(planned: Plan, minutes: float, pace: float = 1.0) -> float:
-    """Seconds that a plan should still take: its minutes, or what it lacks of its gates and blocks."""
-    path = journal.journal_path(planned.study, planned.scale, journal.LOCAL)
-    rows = [row for row in journal.latest_rows(journal.read(path)) if row.status == "ok"] if path.exists() else []
-    lacking = lasts(planned, rows, pace)
-    if not minutes:
-        return lacking
-    asked = set(planned.asked)
-    left = max(60 * minutes - runner.spent_s(row for row in rows if row.cell in asked), 0.0)
-    return left if planned.grows else min(left, lacking)
-
-
 def _long(seconds: float) -> str:
     minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} seconds"
     return f"{minutes} minutes" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
@@ -232,7 +213,9 @@ def _goes_on(planned: Plan, asked: Sweep) -> str:
 
 
 def left(seconds: float) -> str:
-    """The time that is left, in words."""
+    """The time that is left, in words; empty where nothing says it yet."""
+    if not seconds:
+        return ""
     return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
@@ -297,7 +280,8 @@ class Line(Listener):
         if event.row:
             self.refuse(event.row)
         heat = f"; waits up to {event.cools_s:.0f} s until this machine is cool" if event.cools_s else ""
-        now = f"{self.study}: {event.done} of {event.total}, {named(event.task.cell)}, {left(event.remaining_s)}{heat}"
+        now = f"{self.study}: {event.done} of {event.total}, {named(event.task.cell)}"
+        now = f"{', '.join(filter(None, (now, left(event.remaining_s))))}{heat}"
         self.say("  \n".join([*self.before, f"*{now}*"]), at_once=bool(heat))
 
     def refuse(self, row: Row) -> None:

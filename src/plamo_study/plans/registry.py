@@ -25,7 +25,7 @@ class Study:
 
     `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
     is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
-    notebook. `whole`: times nothing and is meaningless in part. `weight`: its share where time is limited.
+    notebook. `whole`: times nothing and is meaningless in part.
     """
 
     where: str
@@ -33,7 +33,6 @@ class Study:
     of_weights: bool = False
     aside: bool = False
     whole: bool = False
-    weight: int = 1
     notebook: str = ""
 
     @property
@@ -72,43 +71,43 @@ NOTEBOOKS = {
     "17-builds": "which build of llama.cpp is right, and since when users may share it",
 }
 STUDIES = {
-    "your-machine": Study("your_machine.your_machine", weight=4),
+    "your-machine": Study("your_machine.your_machine"),
     "00-gates": Study("llama_meter.measure.plan.gates", aside=True),
-    "01-phase-asymmetry": Study("phase_asymmetry.phase_asymmetry", weight=4),
-    "02-roofline": Study("roofline.roofline", weight=3),
+    "01-phase-asymmetry": Study("phase_asymmetry.phase_asymmetry"),
+    "02-roofline": Study("roofline.roofline"),
     "02-trace": Study("timeline.trace"),
-    "03-batch-scaling": Study("batch_scaling.batch_scaling", weight=5),
+    "03-batch-scaling": Study("batch_scaling.batch_scaling"),
     "03-source-table": Study("batch_scaling.source_table"),
-    "03-batching-law": Study("batching_law.batching_law", at_mini=True, weight=2, notebook="03b-batching-law"),
+    "03-batching-law": Study("batching_law.batching_law", at_mini=True, notebook="03b-batching-law"),
     "03-answers": Study("batching_law.answers", at_mini=True, aside=True, notebook="03b-batching-law"),
-    "04-quantization": Study("quantization.speed", weight=4),
+    "04-quantization": Study("quantization.speed"),
     "04-controlled": Study(HISTORY, aside=True),
     "04-lifelike": Study("quantization.lifelike", aside=True),
-    "04-quality": Study("quality.quality", of_weights=True, weight=2, whole=True, notebook="04b-quality"),
-    "05-context": Study("context.context", weight=3),
-    "05-memory": Study("context.memory", weight=2),
+    "04-quality": Study("quality.quality", of_weights=True, whole=True, notebook="04b-quality"),
+    "05-context": Study("context.context"),
+    "05-memory": Study("context.memory"),
     "05-naive": Study("context.naive"),
     "05-drift": Study("context.drift", at_mini=True, whole=True),
     "05-window": Study("context.window", at_mini=True, aside=True, whole=True),
     "05-copies": Study(HISTORY, aside=True),
-    "06-chunked": Study("chunked.chunked", weight=3),
+    "06-chunked": Study("chunked.chunked"),
     "06-tiles": Study(HISTORY, aside=True),
     "06-every-chunk": Study(HISTORY, aside=True),
-    "07-replicas": Study("replicas.replicas", weight=3),
-    "08-speculative": Study("speculative.speculative", weight=3),
+    "07-replicas": Study("replicas.replicas"),
+    "08-speculative": Study("speculative.speculative"),
     "08-several": Study(HISTORY, aside=True),
     "08-columns": Study("speculative.columns", aside=True),
     "08-drafters": Study("speculative.drafters", of_weights=True),
-    "09-disaggregation": Study("disaggregation.disaggregation", weight=3),
-    "10-scheduling": Study("scheduling.scheduling", weight=3),
+    "09-disaggregation": Study("disaggregation.disaggregation"),
+    "10-scheduling": Study("scheduling.scheduling"),
     "10-fleet": Study("scheduling.fleet", aside=True),
-    "11-serving": Study("serving.serving", weight=3),
+    "11-serving": Study("serving.serving"),
     "11-knees": Study(HISTORY, aside=True),
     "15-hybrids": Study("hybrids.hybrids", at_mini=True),
     "15-costs": Study(HISTORY, at_mini=True, aside=True),
     "15-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
-    "16-pairs": Study("handover.pairs", at_mini=True, weight=2),
-    "16-requests": Study("handover.requests", weight=2),
+    "16-pairs": Study("handover.pairs", at_mini=True),
+    "16-requests": Study("handover.requests"),
     "17-builds": Study("history.builds", at_mini=True),
     "17-speeds": Study(HISTORY, aside=True),
     "17-changes": Study("history.changes", aside=True),

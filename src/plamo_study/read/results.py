@@ -16,8 +16,7 @@ from llama_meter.measure import result_file
 HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
 OURS, AIPERF = "our client", "AIPerf"
-SOAKED = CROWDED = "commit 53f8ee5 made it"
-HELD_UP = f"{SOAKED} --minutes 6 --hold 30"
+MADE = "commit 53f8ee5 made it"
 INSTALL = "commit 53f8ee5 made it, with AIPerf"
 CROWD, BESIDE, PROBED = "11-crowd.mini.json", "11-beside.{}.json", "11-probed.json"
 
@@ -57,7 +56,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     n_gen: int
     rate: float
     held_s: float = 0.0  # seconds for which the server was suspended after HELD_AT minutes
-    patched: bool = False  # the server of `server build --patched`
+    patched: bool = False  # the server with our patch for waiting threads
     sent: int
     answered: int
     failed: int
@@ -168,7 +167,7 @@ def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> 
     StudyError for a damaged file; it names the command that makes a new one.
     """
     either = Soak | list[Soak]  # older files hold a single soak
-    stored = result_file.load(place, soak_name(scale, held, patched), either, SOAKED) or []
+    stored = result_file.load(place, soak_name(scale, held, patched), either, MADE) or []
     return stored if isinstance(stored, list) else [stored]
 
 
@@ -179,7 +178,7 @@ def soak_name(scale: str, held: bool, patched: bool) -> str:
 
 def crowds(place: str) -> Crowds | None:
     """The loads of a place; None where none were compared."""
-    return result_file.load(place, CROWD, Crowds, CROWDED)
+    return result_file.load(place, CROWD, Crowds, MADE)
 
 
 def beside(place: str, scale: str) -> Beside | None:
@@ -189,7 +188,7 @@ def beside(place: str, scale: str) -> Beside | None:
 
 def probed(place: str) -> Probings | None:
     """The servers probed at a place; None where there were none."""
-    return result_file.load(place, PROBED, Probings, "commit 53f8ee5 made it")
+    return result_file.load(place, PROBED, Probings, MADE)
 
 
 def load(name: str) -> pd.DataFrame:
