@@ -47,7 +47,7 @@ def collect(
         return recorded(study, source, scale, device)
     at = plan.scale_of(studies.shown_at(study, scale), asked)
     summary, why = _measured(study, scale, at, minutes, device, asked)
-    if summary is None and studies.STUDIES[study].whole and journal_path(study, at, REFERENCE).exists():
+    if summary is None and studies.STUDIES[study].whole and journal.stored(journal_path(study, at, REFERENCE)):
         _say(f"*{study} is shown as recorded: {why}.*")
         return recorded(study, "recorded", scale, device)
     if summary is None:
