@@ -162,12 +162,6 @@ def test_whether_a_quantity_lies_in_a_range_depends_on_the_nearer_bound_inside_a
     assert claim["p"] == estimate.p(nearer) > min(estimate.p(0.95), estimate.p(1.05))
 
 
-@pytest.mark.parametrize(("q", "n"), [(0.9, 29), (0.95, 59), (0.99, 299)])
-def test_a_percentile_needs_its_samples(q, n):
-    assert np.isnan(stats.percentile(range(n - 1), q))
-    assert stats.percentile(range(n), q) == pytest.approx(q * (n - 1))
-
-
 # ---------------------------------------------------------------- rows and tables
 
 

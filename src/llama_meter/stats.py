@@ -255,11 +255,6 @@ def threshold(
     return Estimate(float(np.exp(whole)), low, high, len(names), THRESHOLD_LEVEL, tuple(pseudo.tolist()))
 
 
-def percentile(samples: Sequence[float], q: float) -> float:
-    """The q-quantile, or NaN when there are too few samples for a distribution-free bound on it."""
-    return float(np.quantile(samples, q)) if len(samples) >= NEEDED[q] else NAN
-
-
 def variation(values: Sequence[float]) -> float:
     """Coefficient of variation: standard deviation over mean; NaN for fewer than two values."""
     return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 and np.mean(values) else NAN

@@ -47,15 +47,10 @@ def widen(raw: NDArray[Any], dtype: str) -> NDArray[Any]:
 def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     """Float32 numbers, one dimension, as the items of a GGML type (see `STORED`), rounded as llama.cpp does.
 
-    Numbers beyond F16's range become infinite: check with `is_finite`.
+    Numbers beyond F16's range become infinite.
     """
     with np.errstate(all="ignore"):
         return quantize(values, GGMLQuantizationType[dtype]).view(STORED[dtype])
-
-
-def is_finite(items: NDArray[Any], dtype: str) -> bool:
-    """Whether no item of `narrow` is infinite or not a number."""
-    return bool(np.isfinite(items["scale"] if dtype == "Q8_0" else widen(items, dtype)).all())
 
 
 LIFELIKE, DENORMAL, AGAIN, SCALES = "lifelike", "denormal", "again", "scales"

@@ -6,11 +6,7 @@ from typing import Any
 import gguf
 from gguf import TokenType
 
-TOKENS_LIMIT = 128 << 20  # bytes of tokenizer.jsonl; the released ones are below 16 MiB
-LINE_LIMIT = 1 << 16  # bytes of one of its lines
-PADDING_SCORE = -999.0  # worse than any segmentation of a text
 SENTINEL = -10_000_000  # score · 1e4 that ends the engine's search early
-LARGEST_SCORE = 1e5  # beyond it the engine's integers overflow
 TYPES = {"UNKNOWN": TokenType.UNKNOWN, "CONTROL": TokenType.CONTROL, "BYTE": TokenType.BYTE}
 DEFAULTS = {  # of the reference tokenizer; the last one ends a turn and has no key of its own
     "unk": "<|plamo:unk|>",

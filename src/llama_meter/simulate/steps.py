@@ -177,10 +177,6 @@ class StepModel:
         many = DRAWN if len(self.waking) else 0
         return np.random.default_rng(1).choice(self.waking, many).tolist() if many else []
 
-    def residual(self, kind: str, q: float) -> float:
-        """A quantile of measured over fitted."""
-        return float(np.quantile(self.factors[kind], q))
-
 
 def told(*numbers: Any) -> bytes:
     """Sequences or arrays of numbers, to nine digits, in bytes: a fit differs between processors in its last digits."""

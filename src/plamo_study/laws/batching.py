@@ -83,12 +83,6 @@ def replay(calls: Sequence[Call], n_seq_max: int, n_ubatch: int = 512, engine: E
     return Verdict(wrong, None)
 
 
-def smallest_abort(n_prompt: int, n_batch: int, most: int = 32) -> int | None:
-    """The smallest number of packed prompts of `n_prompt` tokens that aborts, with a slot for each."""
-    numbers = range(1, most + 1)
-    return next((n for n in numbers if replay(packed([n_prompt] * n, n_batch), n).outcome == "abort"), None)
-
-
 def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
     """The calls of a packed prefill: all prompts as one stream, cut every `n_batch` tokens."""
     calls: list[list[tuple[int, int]]] = [[]]
@@ -102,10 +96,6 @@ def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
                 calls.append([])
                 room = n_batch
     return [call for call in calls if call]
-
-
-def _pieces(length: int, most: int) -> list[int]:
-    return [min(most, length - start) for start in range(0, length, most)]
 
 
 class _Memory:

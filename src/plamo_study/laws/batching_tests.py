@@ -67,11 +67,6 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     return pd.concat([replays.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
 
 
-def of_hybrid(table: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """The `checked` rows of the architecture whose graph has the defects."""
-    return table[[facts[model]["shape"]["arch"] == HYBRID for model in table["model"]]]
-
-
 def confusion(table: pd.DataFrame) -> pd.DataFrame:
     """Configurations counted by build, model, predicted and observed outcome; `exact`: those right to the sequence."""
     groups = table.groupby(["build", "model", "predicted", "observed"])["exact"]

@@ -311,7 +311,7 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
 
 RECORDED = "08-beside.json"
 OURS, SERVER = "our loop", "llama-server"
-PLAIN, NGRAMS = "nobody", "n-grams of the text"
+PLAIN = "nobody"
 MADE_BY = "commit 53f8ee5 made it"
 
 

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import nbformat
 import pandas as pd
 from IPython.display import Markdown
 
@@ -113,12 +112,6 @@ class Questions(Table):
 def questions(*asked: Sequence[Line]) -> Questions:
     """All questions of a section in one table."""
     return Questions([line for lines in asked for line in lines])
-
-
-def stated(notebook: nbformat.NotebookNode) -> list[Line]:
-    """The answers in the outputs of an executed notebook: `claim`, `of`, `figure`, `needed`, `why` and `verdict`."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [line for output in outputs for line in output.get("metadata", {}).get(METADATA, [])]
 
 
 def figure(line: Line) -> str:

@@ -1,10 +1,8 @@
 """Frames in, estimates and verdicts out: medians over processes, ratios paired by block, claims against thresholds."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from llama_meter import stats
@@ -19,16 +17,6 @@ def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate
     """Ratio of two series by block, over the blocks that both have."""
     both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
     return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
-
-
-def median_sample(samples: list[list[int]]) -> float:
-    """Median over all samples of a row, in nanoseconds."""
-    return float(np.median(list(chain(*samples))))
-
-
-def seconds_by_block(group: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
-    """Seconds by block: a statistic of each row's samples, such as `median_sample`."""
-    return group.set_index("block")["samples_ns"].map(statistic) / NS
 
 
 def events(
