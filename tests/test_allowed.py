@@ -23,7 +23,7 @@ REFUSED = {
     "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
     "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf),
     "objective_ms": (0, -5, nan, inf), "trace": (1, None), "n_prompt": (0, -1, 2.5, True),
-    "n_gen": (0, 2.5), "reports": (1, None), "study": (1, None),
+    "n_gen": (0, 2.5), "study": (1, None),
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_a_value_that_means_nothing_is_refused_and_named():
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("minutes", "5", 5.0), ("guess", "1e1", 10.0), ("prompt", "64", 64), ("reports", "", ""),
+        ("minutes", "5", 5.0), ("guess", "1e1", 10.0), ("prompt", "64", 64), ("study", "", ""),
     ],
 )  # fmt: skip
 def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(name, text, value):

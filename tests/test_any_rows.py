@@ -23,7 +23,7 @@ PAGES = (
     "06-chunked-prefill", "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving",
     "13-machines", "14-methods", "15-hybrids", "16-two-files", "17-builds", "your-machine",
 )  # fmt: skip
-PROSE = (*PAGES, "00-start-here", "12-levers")
+PROSE = (*PAGES, "00-start-here")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 

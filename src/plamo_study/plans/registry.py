@@ -63,7 +63,6 @@ NOTEBOOKS = {
     "09-disaggregation": "prefill here, decode there: bytes, time, identity",
     "10-scheduling": "who is served when, simulated and held against the engine",
     "11-serving": "a real server under load: are its answers right, and what does it add to the engine",
-    "12-levers": "what to do next, by lever and by traffic",
     "13-machines": "what one machine's rows say about another",
     "14-methods": "how a number gets onto a page: processes, gates, watch, intervals",
     "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
@@ -112,7 +111,7 @@ STUDIES = {
     "17-speeds": Study(HISTORY, aside=True),
     "17-changes": Study("history.changes", aside=True),
 }
-OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
+OF_ALL = ("02-roofline", "13-machines")  # notebooks that show the rows of every study, and so come last
 OF_PAIRS = "16-two-files"  # the notebook whose files have to be of one model
 RANDOM_WEIGHTS = "shape"
 OF_FULL_SIZE = (  # as their titles say

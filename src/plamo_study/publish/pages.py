@@ -43,7 +43,7 @@ UPSTREAM = paths.DATA / "upstream"  # reports that pages link to, published besi
 STORIES = {  # of the index: the study's pages by what a reader wants
     "Your machine": ("your-machine",),
     "Learn": ("00-start-here", "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "05-context-length"),
-    "Choose": ("04-quantization", "04b-quality", "16-two-files", "12-levers", "13-machines"),
+    "Choose": ("04-quantization", "04b-quality", "16-two-files", "13-machines"),
     "Serve": (
         "06-chunked-prefill", "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving",
     ),

@@ -68,7 +68,6 @@ PARAMETERS = {
     "factor": FACTOR,
     "objective_ms": FACTOR,
     "trace": Allowed(str),
-    "reports": Allowed(str),
     "study": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
