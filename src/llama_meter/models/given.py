@@ -91,13 +91,13 @@ def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
 
 def split(named: str | Iterable[Any]) -> list[Path]:
     """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
-    if isinstance(named, str) and named.lstrip().startswith("[") and not expanded(named.strip()).exists():
+    if isinstance(named, str) and named.lstrip().startswith("[") and not os.path.exists(expanded(named.strip())):
         try:
             named = yaml.safe_load(named)  # as a command line gives a list
         except (ValueError, yaml.YAMLError) as problem:
             raise StudyError("files", "is no list of paths", 'give one such as ["a.gguf", "b.gguf"]') from problem
     texts = [str(path) for path in named] if not isinstance(named, str) else [named.strip()]
-    if len(texts) == 1 and not expanded(texts[0]).exists():
+    if len(texts) == 1 and not os.path.exists(expanded(texts[0])):
         texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]
     return [expanded(text) for text in texts if text]
 
