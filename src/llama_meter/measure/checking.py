@@ -13,9 +13,8 @@ import msgspec
 from llama_meter.errors import MORE_MEMORY, says_memory
 from llama_meter.measure import machine
 from llama_meter.measure.process import Outcome, work
-from llama_meter.models.check import inspect
+from llama_meter.models.check import inspect, ssm_out_findings
 from llama_meter.models.finding import AGAIN, Finding, blocking, ordered, printable
-from llama_meter.models.tensor_check import ssm_out_findings
 from llama_meter.rows import Measured
 
 WORKER = "llama_meter.measure.gate_worker"

@@ -109,7 +109,7 @@ def _given(name: str, dtype: str) -> dict[str, Any]:
 
 def uncounted(file: given.Given) -> str:
     """Why the bytes and operations of a token are not computed for a given file, or ""; of PLaMo they always are."""
-    keys = [] if file.spec.arch in registry.ARCHS else read(file.parts[0]).records
+    keys = [] if file.spec.arch in registry.ARCHS else read(file.parts[0]).fields
     words = {word for key in keys for word in key.split(".")}
     return next((why for word, why in UNCOUNTED.items() if word in words), "")
 

@@ -111,11 +111,11 @@ def _config(n_gpu_layers: int, n_threads: int) -> SessionConfig:
 def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: list[str]) -> Checks:
     """The oracle's verdict; none, and a note why, for a file that is too large or that it does not understand."""
     tensors = header.read(path).tensors
-    n_weights = sum(int(np.prod(t.dims, dtype=object)) for t in tensors)
+    n_weights = sum(tensor.n_elements for tensor in tensors)
     if n_weights > ORACLE_WEIGHTS:
         notes.append(f"{n_weights:,} weights are too many for the oracle")
         return {}
-    tolerance = max(TOLERANCE.get(t.type_name, LOOSEST) for t in tensors)
+    tolerance = max(TOLERANCE.get(header.type_name(t), LOOSEST) for t in tensors)
     try:
         verdict = agreement(logits, Oracle(path, "CPU").logits(tokens), tolerance)
     except (StudyError, ValueError) as error:

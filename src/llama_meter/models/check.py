@@ -1,122 +1,172 @@
-"""Whether a GGUF can be trusted for a measurement: everything that can be checked without an engine.
+"""Whether a file of PLaMo states a model that the engine computes rightly: what its header shows, without an engine.
 
-Infinities and NaNs among the weights are searched in pieces of constant memory. Float types are checked number by
-number, block types by their F16 scales, as llama.cpp's own validation does (ggml-quants.c, ggml_validate_row_data): to
-dequantize every weight would take a hundred times as long. It does not know how an engine handles the file
-(measure/checking.py does), nor whether finite weights are the released ones: a pinned SHA-256 does.
+The engine itself says what else it cannot load, in a process with limits (measure/checking.py). A pinned SHA-256 says
+whether weights are the released ones.
 """
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from gguf import ReaderTensor
 
 from llama_meter.errors import StudyError
-from llama_meter.models import mistaken, roles, tensors
-from llama_meter.models.expected import read_spec, rope_findings
-from llama_meter.models.finding import AGAIN, Finding, listed
-from llama_meter.models.header import Header, HeaderError, TensorRecord, read
-from llama_meter.models.tensor_check import layout_findings, tensor_findings
-from llama_meter.models.tokenizer_check import tokenizer_findings
+from llama_meter.models import registry, roles, tensors
+from llama_meter.models.finding import AGAIN, Finding, block, listed
+from llama_meter.models.header import Header, check_path, core, read, shape, type_name
+from llama_meter.models.registry import ARCHS, ModelSpec
 
-PIECE = 8 << 20  # bytes read at a time
-# A number is infinite or NaN when all bits of its exponent are set; by type, its words and these bits.
-EXPONENT = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-# Byte offsets of the F16 scales in a block (ggml-common.h)
-SCALES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Q1_0", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
-    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "TQ1_0": (52,),
-    "TQ2_0": (64,),
-}
+SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them beside any matrix, the oracle knows none
+REPAIR = "plamo-study models check FILE --repair OUT"
+HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
+KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
+TOKENS = "tokenizer.ggml.tokens"
 
 
-def finite_findings(header: Header) -> list[Finding]:
-    """Findings on tensors with non-finite numbers. Check the layout first: every byte is read once."""
-    bad: dict[str, int] = {}
-    unknown: set[str] = set()
-    with header.path.open("rb") as file:
-        for tensor in header.tensors:
-            if tensor.type_name not in EXPONENT.keys() | SCALES.keys():
-                unknown.add(tensor.type_name)
-            elif n := _count(file, header.data_start + tensor.offset, tensor):
-                bad[tensor.name] = n
-    findings = []
-    if bad:
-        shown = listed(f"{name} ({n:,})" for name, n in bad.items())
-        findings.append(Finding("blocking", "not-finite", f"infinities or NaNs in {len(bad)} tensors: {shown}", AGAIN))
-    if unknown:
-        why = f"weights of type {listed(sorted(unknown))} were not searched for NaNs"
-        findings.append(Finding("note", "not-searched", why, "trust the gate instead"))
-    return findings
+@dataclass(frozen=True)
+class FileSpec(ModelSpec):
+    """What a header states, 0 where it does not; of PLaMo everything.
+
+    `weights`: as many as the file holds. `recurrent`: which layers of a PLaMo are Mamba.
+    """
+
+    weights: int = 0
+    recurrent: tuple[bool, ...] = ()
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights in the file."""
+        return self.weights
+
+    def is_mamba(self, layer: int) -> bool:
+        """As the file says: a layer without key/value heads."""
+        return self.recurrent[layer]
 
 
-def _count(file: BinaryIO, start: int, tensor: TensorRecord) -> int:
-    """The count of non-finite numbers, or of non-finite block scales."""
-    _, size = tensor.block
-    file.seek(start)
-    n = 0
-    for first in range(0, tensor.n_bytes, step := PIECE // size * size):
-        piece = np.fromfile(file, np.uint8, min(step, tensor.n_bytes - first))
-        n += not_finite(piece, tensor.type_name, size)
-    return n
+def spec_of(heads: Sequence[Header], name: str) -> FileSpec:
+    """The shape that a file with all its parts states. StudyError for a number that no model has."""
+    head, every = heads[0], [tensor for each in heads for tensor in each.tensors]
+    number, hidden, n_heads = head.size_of, head.size_of("embedding_length"), head.size_of("attention.head_count")
+    mamba_heads, window = number("ssm.time_step_rank"), number("attention.sliding_window")
+    numbers: dict[str, Any] = {
+        "hidden": hidden, "layers": number("block_count"), "heads": n_heads,
+        "kv_heads": number("attention.head_count_kv") or n_heads,
+        "head_dim": number("attention.key_length") or hidden // max(n_heads, 1), "ffn": number("feed_forward_length"),
+        "vocab": head.count(TOKENS) or number("vocab_size"), "context_length": number("context_length") or 1 << 30,
+        "d_state": number("ssm.state_size"), "d_conv": number("ssm.conv_kernel"),
+        "tied": all(tensor.name != "output.weight" for tensor in every),
+        "weights": sum(tensor.n_elements for tensor in every),
+    }  # fmt: skip
+    if head.arch not in ARCHS:
+        return FileSpec(name=name, scale=registry.GIVEN, arch=head.arch, rms_eps=0.0, rope_theta=0.0, **numbers)
+    if numbers["layers"] > len(every):
+        why = f"states {numbers['layers']:,} layers and holds {len(every)} tensors"
+        raise StudyError(str(head.path), why, AGAIN)
+    kv_heads = head.value(f"{head.arch}.attention.head_count_kv")
+    by_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * numbers["layers"]
+    if len(by_layer) < numbers["layers"]:
+        why = f"states {numbers['layers']} layers, and key/value heads of {len(by_layer)}"
+        raise StudyError(str(head.path), why, AGAIN)
+    if head.arch == "plamo2":
+        numbers |= {"mamba_heads": mamba_heads, "mamba_head_dim": number("ssm.inner_size") // max(mamba_heads, 1)}
+    else:
+        pattern = head.number("plamo3.attention.sliding_window_pattern")
+        theta = _real(head, "rope.freq_base_swa", 1e4) if window else 0.0
+        numbers |= {"window": window, "window_pattern": int(pattern or 8), "rope_theta_swa": theta}
+    return FileSpec(
+        name=name, scale=registry.GIVEN, arch=head.arch, recurrent=tuple(n == 0 for n in by_layer),
+        rms_eps=_real(head, "attention.layer_norm_rms_epsilon", 0.0), rope_theta=_real(head, "rope.freq_base", 1e4),
+        **numbers,
+    )  # fmt: skip
 
 
-def not_finite(piece: NDArray[np.uint8], type_name: str, size: int) -> int:
-    """The count of non-finite numbers among whole blocks of `size` bytes, or of their non-finite scales."""
-    if type_name in EXPONENT:
-        word, exponent = EXPONENT[type_name]
-        return int(np.count_nonzero((piece.view(word) & exponent) == exponent))
-    highs = piece.reshape(-1, size)[:, [at + 1 for at in SCALES[type_name]]]  # with the exponent of each F16
-    return int(np.count_nonzero((highs & 0x7C) == 0x7C))
+def _real(head: Header, name: str, default: float) -> float:
+    """A number with the seven digits that an f32 has."""
+    value = head.number(f"{head.arch}.{name}")
+    return default if value is None else float(f"{value:.7g}")
 
 
 def inspect(path: Path, sha256: str = "") -> tuple[list[Finding], Header | None]:
     """Findings about a file, without an engine, and its header if it can be read.
 
-    `sha256`: the expected 64 hex digits. Raises StudyError when the file is missing or `sha256` is no hash.
+    `sha256`: the expected 64 hex digits. Raises StudyError when there is no file or `sha256` is no hash.
     """
-    findings = _hash_findings(path, sha256)
+    check_path(path)
+    if sha256 and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise StudyError(f"hash {sha256[:80]!r}", "is not 64 hex digits", "copy the SHA-256 as its publisher gives it")
+    findings = []
+    if sha256 and (digest := tensors.sha256(path)) != sha256.lower():
+        findings = [block("hash", f"SHA-256 is {digest}, not {sha256.lower()}")]
     try:
         header = read(path)
-    except HeaderError as damage:
-        return [*findings, Finding("blocking", damage.code, damage.why, damage.mend)], None
-    return findings + _static_findings(header), header
+        return findings + of_header(header), header
+    except StudyError as error:
+        return [*findings, block("unusable", error.why, error.mend)], None
 
 
-def anything(header: Header) -> list[Finding]:
-    """Findings that hold for any part of any GGUF: tensors in their places, and finite scales and weights."""
-    layout = layout_findings(header)
-    return layout or finite_findings(header)
-
-
-def _hash_findings(path: Path, sha256: str) -> list[Finding]:
-    if not sha256:
-        return []
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise StudyError(f"hash {sha256[:80]!r}", "is not 64 hex digits", "copy the SHA-256 as its publisher gives it")
-    mistaken.check_path(path)
-    digest = tensors.sha256(path)
-    if digest == sha256.lower():
-        return []
-    return [Finding("blocking", "hash", f"SHA-256 is {digest}, not {sha256.lower()}", AGAIN)]
-
-
-def _static_findings(header: Header) -> list[Finding]:
-    """Findings from the file itself. Weights are read only if every tensor is in its place."""
+def of_header(header: Header) -> list[Finding]:
+    """Findings about a whole file of PLaMo; of any other file one: what it is. StudyError as `spec_of`."""
     if what := roles.not_a_model(header):
         return [what]
-    spec, findings = read_spec(header)
-    layout = layout_findings(header)
-    findings += layout
-    if spec:
-        findings += tensor_findings(header, spec) + rope_findings(spec)
-    if not any(finding.code == "architecture" for finding in findings):
-        findings += tokenizer_findings(header)
-    return findings if layout else findings + finite_findings(header)
+    if header.arch not in ARCHS:
+        why = f"general.architecture is {header.arch!r:.60}, not one of {', '.join(ARCHS)}"
+        return [block("architecture", why, "name a PLaMo 2 or PLaMo 3 file")]
+    spec = spec_of([header], header.path.name)
+    return [*_rotation(header, spec), *_tensors(header.tensors, spec)]
+
+
+def _rotation(header: Header, spec: FileSpec) -> Iterator[Finding]:
+    """The head counts that lose it, and bases unlike those of the registry's model of this shape."""
+    heads = header.value(f"{spec.arch}.attention.head_count")
+    if isinstance(heads, list) and heads[0] == 0:
+        yield block("head-count-array", f"the head count is an array with 0 for layer 0. {HANG}", REPAIR)
+    if header.size_of("rope.dimension_count", spec.head_dim) != spec.head_dim:
+        yield block("rope-dimensions", f"rope.dimension_count is not the head size {spec.head_dim}. {HANG}")
+    kind = header.text(f"{spec.arch}.rope.scaling.type")
+    if kind not in (None, "none"):
+        why = f"rope.scaling.type is {kind}, which the oracle does not know: the gate cannot compare logits"
+        yield Finding("note", "rope-scaling", why, "compare with another build of the engine")
+    models = [model for model in registry.load().values() if model.arch == spec.arch]
+    same = [model for model in models if _sizes(model) == _sizes(spec)] or models
+    for field in ("rope_theta", "rope_theta_swa"):
+        here, there = getattr(spec, field), sorted({getattr(model, field) for model in same})
+        if here not in there:
+            why = f"{field} is {here:g}, and {listed(f'{base:g}' for base in there)} in {same[0].name}"
+            mend = f"{REPAIR} --rope-theta {there[-1]:g}" if field == "rope_theta" else AGAIN
+            yield Finding("warning", field.replace("_", "-"), why, mend)
+
+
+def _sizes(spec: ModelSpec) -> tuple[int, ...]:
+    return (spec.hidden, spec.layers, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.mamba_heads, spec.vocab)
+
+
+def _tensors(here: Sequence[ReaderTensor], spec: FileSpec) -> Iterator[Finding]:
+    """Tensors that are missing, that no such model has, and that are of another shape."""
+    wanted, names = spec.tensor_shapes(), {tensor.name for tensor in here}
+    scales = {name for name in names if name.endswith(SCALES) and f"{name.rpartition('.')[0]}.weight" in wanted}
+    if missing := wanted.keys() - names:
+        yield block("tensor-missing", f"{len(missing)} tensors are missing: {listed(sorted(missing))}")
+    if extra := names - wanted.keys() - scales:
+        yield block("tensor-extra", f"{len(extra)} tensors belong to no such model: {listed(sorted(extra))}")
+    if wrong := [t for t in here if t.name in wanted and core(shape(t)) != core(wanted[t.name])]:
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        why = f"{wrong[0].name} is {shape(wrong[0])}, the metadata asks for {wanted[wrong[0].name]}{more}"
+        yield block("tensor-shape", why)
+    if scales:
+        why = f"{len(scales)} tensors scale others as a whole: {listed(sorted(scales))}; the oracle does not"
+        yield Finding("note", "tensor-scale", why, "give the file to a study: its gate holds the engine against itself")
+
+
+def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
+    """Half-precision overflow (D5): the input of `ssm_out` is unnormalised, and Metal's kernels may cast it to F16.
+
+    Read in llama.cpp 0c1e57098, ggml-metal/kernels/mul_mm.metal: from nine columns on, in every type but BF16. `gpu`:
+    the engine has one.
+    """
+    types = sorted({type_name(t) for t in header.tensors if t.name.endswith("ssm_out.weight")} - {"BF16"})
+    if not types:
+        return []
+    why = f"ssm_out is {listed(types)}: Metal casts a prompt's input of it to F16, which ends at 65,504 (D5)"
+    return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]

@@ -19,7 +19,6 @@ from llama_meter.models import gguf_file, recipes, registry, tensors, values
 from llama_meter.models.gguf_file import Progress
 from llama_meter.models.registry import ModelSpec
 from llama_meter.models.tensors import TensorInfo
-from llama_meter.models.vocabulary import read_gguf
 
 SOURCE = "F16"  # the type that is committed
 COMMITTED = Path(__file__).resolve().parents[3] / "data" / "models"  # where, when PLAMO_STUDY_ROOT names another tree
@@ -60,7 +59,9 @@ def convert(spec: ModelSpec, source: Path, path: Path, dtype: str, progress: Pro
             if field := reader.get_field(key):
                 writer.add_string(key, field.contents())
         gguf_file.add_shape(writer, spec, dtype)
-        read_gguf(reader).add_to(writer)
+        for key, field in reader.fields.items():
+            if key.startswith("tokenizer."):
+                writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
         gguf_file.stream(writer, [(tensor, _items(stored[tensor.name], tensor)) for tensor in table], progress)
     return path
 

@@ -39,12 +39,3 @@ FILE_TYPES = {  # llama.cpp's file types (llama.h, enum llama_ftype), and the ty
     "TQ1_0": (36, "TQ1_0"),
 }
 FLOATS = ("F32", "F16", "BF16")
-NOT_WRITTEN = {  # llama.cpp's other names: why no PLaMo file is written in it, and what to give instead
-    "MXFP4_MOE": (
-        "is MXFP4 for experts and Q8_0 for all else, and PLaMo has no experts: the file would be Q8_0 by another name",
-        "--type Q8_0, or with matrices in MXFP4: --type Q8_0 --keep ffn_up=MXFP4 --keep ffn_down=MXFP4",
-    ),
-    "NVFP4": ("is no file type that llama.cpp's quantizer writes", "--type Q4_0 or --type IQ4_NL"),
-    "Q2_0": ("is newer than the gguf package, so nothing here could judge the file", "--type Q2_K or --type TQ2_0"),
-    "Q1_0": ("is in no independent reader yet, so nothing here could judge the file", "--type IQ1_S or --type TQ1_0"),
-}

@@ -1,16 +1,13 @@
 """Model files that a user gives by path: what each is, the name of its rows, and whether it may be measured.
 
-A file is never copied, moved or written to. Its hash and the findings of its check are remembered (noted.py), so that a
-large file is read once. Where only a repaired copy can be measured, it is made on request alone, in
-data/models/repaired.
+A file is never copied, moved or written to. Its hash is remembered (noted.py), so that a large file is read once. Where
+only a repaired copy can be measured, it is made on request alone, in data/models/repaired.
 """
 
 import os
 import re
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,9 @@ from gguf import LlamaFileType
 from llama_meter import paths
 from llama_meter.disk import expanded, plain, plain_name
 from llama_meter.errors import StudyError
-from llama_meter.models import check, header, mistaken, noted, registry, repair, roles
-from llama_meter.models.expected import read_spec
-from llama_meter.models.finding import AGAIN, Finding, blocking, printable
-from llama_meter.models.header import Header
+from llama_meter.models import check, header, noted, registry, repair, roles
+from llama_meter.models.finding import Finding, blocking
+from llama_meter.models.header import Header, check_path, type_name
 from llama_meter.models.registry import ARCHS, GIVEN, ModelSpec
 from llama_meter.models.roles import PART
 
@@ -31,21 +27,8 @@ REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be ma
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
 NO_NAME = ("n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is no name
 BEYOND_ORACLE = ("tensor-scale", "rope-scaling")  # findings about what the oracle does not compute
-MOST = 1 << 31  # what no number of a model's shape reaches
 LONGEST = 40  # characters of a name
 MENDED = ("head-count-array",)  # findings that a repair mends
-
-
-@dataclass(frozen=True)
-class OtherSpec(ModelSpec):
-    """What the header of another architecture states; 0 where it does not. `weights`: as many as the file holds."""
-
-    weights: int = 0
-
-    @property
-    def n_params(self) -> int:
-        """Number of weights in the file."""
-        return self.weights
 
 
 @dataclass(frozen=True)
@@ -81,10 +64,7 @@ def give(named: str | Iterable[Any]) -> list[Given]:
     """
     models = []
     for path in split(named):
-        try:
-            model = _one(path)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
-            raise StudyError(str(path), f"states what no model has ({error})", AGAIN) from error
+        model = _one(path)
         FILES[model.file] = model
         registry.give(model.spec, model.dtype, model.path)
         models.append(model)
@@ -104,38 +84,40 @@ def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
     records = [tensor for part in FILES[file].parts for tensor in header.read(part).tensors]
     looked_up = {"token_embd.weight"} if any(tensor.name == "output.weight" for tensor in records) else set()
     for tensor in records:
-        if len(tensor.shape) > 1 and tensor.name not in looked_up and "conv1d" not in tensor.name:
-            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
+        if len(header.core(header.shape(tensor))) > 1 and tensor.name not in looked_up and "conv1d" not in tensor.name:
+            sizes[type_name(tensor)] = sizes.get(type_name(tensor), 0) + tensor.n_bytes
     return sizes
 
 
 def split(named: str | Iterable[Any]) -> list[Path]:
     """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
-    if isinstance(named, str) and named.lstrip().startswith("[") and not expanded(named.strip()).exists():
+    if isinstance(named, str) and named.lstrip().startswith("[") and not os.path.exists(expanded(named.strip())):
         try:
             named = yaml.safe_load(named)  # as a command line gives a list
         except (ValueError, yaml.YAMLError) as problem:
             raise StudyError("files", "is no list of paths", 'give one such as ["a.gguf", "b.gguf"]') from problem
     texts = [str(path) for path in named] if not isinstance(named, str) else [named.strip()]
-    if len(texts) == 1 and not expanded(texts[0]).exists():
+    if len(texts) == 1 and not os.path.exists(expanded(texts[0])):
         texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]
     return [expanded(text) for text in texts if text]
 
 
 def _one(path: Path) -> Given:
-    mistaken.check_path(path, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
+    check_path(path)
     whole = path.resolve()
     opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
     if (what := roles.not_a_model(opened)) and what.code != "split":
         raise StudyError(str(path), what.evidence, what.mend)
     parts = _parts(path, whole, opened)
     heads = [opened, *(header.read(part) for part in parts[1:])]
-    digest, findings = noted.checked(parts, lambda: _checked(parts, heads))
+    if not opened.arch:
+        raise StudyError(str(path), "does not name its architecture", "give a model's GGUF")
+    digest, findings = noted.of_parts(parts), tuple(_checked(heads))
     if worst := blocking(findings):
         return _one(_repaired(parts, digest, worst))
-    spec, dtype = _spec(path, opened, heads), _dtype(heads)
+    spec, dtype = check.spec_of(heads, _name(path, opened)), _dtype(heads)
     if not _said(opened):
-        spec = replace(spec, name=noted.name(parts[0], digest, spec.name))
+        spec = replace(spec, name=noted.name(parts[0], spec.name))
     clash = FILES.get((spec.name, GIVEN, dtype))
     if clash and clash.sha256 != digest:
         spec = replace(spec, name=f"{spec.name} {digest[:6]}")
@@ -159,15 +141,14 @@ def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
     return tuple(named)
 
 
-def _checked(parts: Sequence[Path], heads: Sequence[Header]) -> list[Finding]:
-    """Findings without an engine: for PLaMo all of `models check`, for others what holds for any GGUF."""
-    arch = heads[0].text("general.architecture")
-    if len(parts) > 1 and arch in ARCHS:
+def _checked(heads: Sequence[Header]) -> list[Finding]:
+    """Findings of a whole file of PLaMo; of other files the engine is the judge."""
+    if heads[0].arch not in ARCHS:
+        return []
+    if len(heads) > 1:
         why = "is split, and only whole files of PLaMo are checked tensor by tensor"
         return [Finding("note", "split", why, "llama-gguf-split --merge FIRST-PART OUT")]
-    if arch in ARCHS:
-        return check.inspect(parts[0])[0]
-    return [finding for head in heads for finding in check.anything(head)]
+    return check.of_header(heads[0])
 
 
 def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> Path:
@@ -185,40 +166,6 @@ def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> P
         copy.parent.mkdir(parents=True, exist_ok=True)
         repair.repair(path, copy)
     return copy
-
-
-def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
-    """The shape that the header states, under the name that rows give it."""
-    arch, name = printable(opened.text("general.architecture") or ""), _name(path, opened)
-    if arch in ARCHS:
-        spec, findings = read_spec(opened)
-        if spec is None:
-            worst = (blocking(findings) or findings)[0]
-            raise StudyError(str(path), f"does not state its shape: {worst.evidence}", worst.mend)
-        tied = all(tensor.name != "output.weight" for head in heads for tensor in head.tensors)
-        return replace(spec, name=name, tied=tied)
-    if not arch:
-        raise StudyError(str(path), "does not name its architecture", "give a model's GGUF")
-
-    def number(key: str) -> int:
-        value = opened.value(f"{arch}.{key}")
-        largest = max(value) if isinstance(value, Iterable) and not isinstance(value, str) else value or 0
-        if isinstance(largest, str | bytes) or not 0 <= largest < MOST:
-            raise ValueError(f"{arch}.{key} is {printable(largest)}")
-        return int(largest)
-
-    heads_, hidden = number("attention.head_count"), number("embedding_length")
-    tokens = opened.records.get("tokenizer.ggml.tokens")
-    return OtherSpec(
-        name=name, scale=GIVEN, arch=arch, hidden=hidden, layers=number("block_count"), heads=heads_,
-        kv_heads=number("attention.head_count_kv") or heads_,
-        head_dim=number("attention.key_length") or hidden // max(heads_, 1), ffn=number("feed_forward_length"),
-        vocab=tokens.count if tokens else number("vocab_size"), context_length=number("context_length") or 1 << 30,
-        rms_eps=0.0, rope_theta=0.0,
-        tied=all(tensor.name != "output.weight" for head in heads for tensor in head.tensors),
-        d_state=number("ssm.state_size"), d_conv=number("ssm.conv_kernel"),
-        weights=sum(prod(tensor.dims) for head in heads for tensor in head.tensors),
-    )  # fmt: skip
 
 
 def _name(path: Path, opened: Header) -> str:
@@ -247,14 +194,14 @@ def _dtype(heads: Sequence[Header]) -> str:
     n_bytes: dict[str, int] = {}
     every = [tensor for head in heads for tensor in head.tensors]
     for tensor in [tensor for tensor in every if tensor.name.startswith("blk.")] or every:
-        n_bytes[tensor.type_name] = n_bytes.get(tensor.type_name, 0) + tensor.n_bytes
+        n_bytes[type_name(tensor)] = n_bytes.get(type_name(tensor), 0) + tensor.n_bytes
     most = max(n_bytes, key=lambda name: n_bytes[name], default="")
     said = heads[0].number("general.file_type")
     names = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
     dtype = names.get(said, most) if said is not None else most  # type: ignore[call-overload] # a float equals its int
     if _family(dtype) != _family(most):
         dtype = most
-    apart = {t.type_name for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
+    apart = {type_name(t) for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
     floats = ("F32", "F16", "BF16")
     if len(apart) == 1 and dtype not in floats and (kind := apart.copy().pop()) in floats:
         return f"{dtype}-ssm_out-{kind}"

@@ -1,290 +1,140 @@
-"""Reads the header of an untrusted GGUF: bounded time, bounded memory, one clear error per kind of damage.
+"""The header of any GGUF, as the `gguf` package reads it, within the bounds of the file.
 
-Layout (ggml/src/gguf.cpp): magic, version, number of tensors, number of keys, key/value records, tensor records,
-padding to the alignment, tensor data. At most MAX_HEADER bytes are read, no count is believed before the bytes it
-promises are there, and what llama.cpp would refuse is an error here. It does not know PLaMo, and never reads weights.
-Files that are ours, or were checked, are read with `gguf.GGUFReader`.
+`GGUFReader` believes every count. Here each read ends where the file ends, texts of arrays are stepped over, and a
+header of more parts than any model has is refused, so that a damaged file costs neither time nor memory.
 """
 
-import os
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf import GGUFReader, GGUFValueType, ReaderTensor
 
 from llama_meter.errors import StudyError
-from llama_meter.models import mistaken
 from llama_meter.models.finding import AGAIN, printable
 
-MAX_HEADER = 32 << 20  # bytes; a vocabulary of 107,520 tokens takes 3 MB
-MAX_RECORDS = 1 << 14  # keys, or tensors; the largest PLaMo has some 40 and 500
-MAX_STRINGS = 1 << 20  # entries of one array of strings
-MAX_KEY = 1 << 16  # bytes, as the format says
-MAX_NAME = 63  # bytes of a tensor's name (ggml.h, GGML_MAX_NAME)
-MAX_DIMS = 4  # ggml.h, GGML_MAX_DIMS
-VERSIONS = (2, 3)  # 1 had other widths; 3 differs from 2 only in that big-endian files are allowed
-DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20
-BOOL, STRING, ARRAY = GGUFValueType.BOOL, GGUFValueType.STRING, GGUFValueType.ARRAY
-UINT32, INT32, FLOAT32 = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.FLOAT32
-NUMBERS = {int(kind): np.dtype(item) for kind, item in GGUFReader.gguf_scalar_to_np.items()}  # all but STRING, ARRAY
-TYPE_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
+MOST_PARTS = 1 << 17  # reads of a header; the largest PLaMo takes some 4,000
+MOST = 1 << 31  # what no number of a model's shape reaches
+NUMBER = int | float | bool
+DAMAGE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, struct.error)  # as GGUFReader meets it
 
 
-@dataclass(frozen=True)
-class Record:
-    """One key with its value: `kind` a GGUF type, `item` its elements' type (else `kind`), `count` its length or 1.
+class Header(GGUFReader):
+    """Keys and tensors of a GGUF. Weights are mapped and not read.
 
-    `start`, `payload` and `end` are positions in the file, in bytes: of the key's length, of the first element, and
-    after the last one.
+    `arch`: general.architecture, "" where it is no text.
     """
 
-    key: str
-    kind: int
-    item: int
-    count: int
-    start: int
-    payload: int
-    end: int
-
-    @property
-    def type_name(self) -> str:
-        """The type's name, e.g. u32 or "array of u32"."""
-        name = TYPE_NAMES[self.item]
-        return f"array of {name}" if self.kind == ARRAY else name
-
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """One tensor as the file names it: `dims` in ggml's order (fastest first), `offset` in bytes from the data."""
-
-    name: str
-    dims: tuple[int, ...]
-    type_id: int
-    offset: int
-
-    @property
-    def type_name(self) -> str:
-        """The name of the GGML type, or its number where `gguf` knows none."""
-        has_name = self.type_id in GGMLQuantizationType._value2member_map_
-        return GGMLQuantizationType(self.type_id).name if has_name else str(self.type_id)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in NumPy order (out, in), leading ones left out, as llama.cpp compares shapes."""
-        dims = list(self.dims)
-        while len(dims) > 1 and dims[-1] == 1:
-            dims.pop()
-        return tuple(reversed(dims))
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Weights and bytes of a block; (0, 0) for an unknown type."""
-        return GGML_QUANT_SIZES.get(self.type_id, (0, 0))  # type: ignore[call-overload,no-any-return]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes without padding; 0 for an unknown type."""
-        weights, size = self.block
-        return prod(self.dims) // weights * size if weights else 0
-
-
-@dataclass(frozen=True)
-class Header:
-    """Everything before the weights. `data` is that part of the file itself; `data_start` may lie beyond `size`."""
-
-    path: Path
-    size: int
-    version: int
-    alignment: int
-    records: dict[str, Record]
-    tensors: list[TensorRecord]
-    keys_end: int
-    tensors_end: int
-    data_start: int
-    data: bytes
+    def __init__(self, path: Path):
+        self.path, self.size, self._left = path, path.stat().st_size, MOST_PARTS
+        super().__init__(path)
+        self.arch = self.text("general.architecture") or ""
 
     def value(self, key: str) -> Any:
-        """A number, text (str, undecodable bytes replaced), NumPy array, or list of bytes; None for a missing key."""
-        record = self.records.get(key)
-        if record is None:
-            return None
-        if record.item == STRING:
-            texts = list(_strings(self.data, record))
-            return texts if record.kind == ARRAY else texts[0].decode(errors="replace")
-        numbers = np.frombuffer(self.data, NUMBERS[record.item], record.count, record.payload)
-        return numbers if record.kind == ARRAY else numbers[0].item()
+        """A number, a text or a list of numbers; None for a missing key, [] for a list of texts."""
+        field = self.fields.get(key)
+        if field and field.types == [GGUFValueType.STRING]:
+            return bytes(field.parts[-1]).decode(errors="replace")
+        return field and field.contents()
 
     def text(self, key: str) -> str | None:
         """A text; None where the key is missing or holds anything else."""
-        record = self.records.get(key)
-        return str(self.value(key)) if record and record.kind == STRING else None
+        value = self.value(key)
+        return value if isinstance(value, str) else None
 
     def number(self, key: str) -> float | None:
         """One number of any type; None where the key is missing or holds anything else."""
-        record = self.records.get(key)
-        return self.value(key) if record and record.kind in NUMBERS else None
+        value = self.value(key)
+        return value if isinstance(value, NUMBER) else None
+
+    def count(self, key: str) -> int:
+        """Entries of a list; 0 where the key is missing or holds anything else."""
+        field = self.fields.get(key)
+        return int(field.parts[4][0]) if field and field.types[0] == GGUFValueType.ARRAY else 0
+
+    def size_of(self, name: str, default: int = 0) -> int:
+        """A whole number of the architecture, of a list the largest. StudyError for one that no model has."""
+        key = f"{self.arch}.{name}"
+        if (value := self.value(key)) is None:
+            return default
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(each, NUMBER) and 0 <= each < MOST for each in values):
+            raise StudyError(str(self.path), f"states what no model has: {key} is {printable(value)}", AGAIN)
+        return int(max(values))
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        """What lies there; ValueError beyond the end of the file."""
+        found = super()._get(offset, dtype, count, override_order)
+        self._left -= 1
+        if found.size < count:
+            raise ValueError(f"it is cut short or damaged: its {self.size:,} bytes end within what it announces")
+        if self._left < 0:
+            raise ValueError(f"its header has more than {MOST_PARTS:,} parts")
+        return found
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        """A value, and a list as one part; a list of texts has no data."""
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        kinds, counts = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+        kind, count, start = GGUFValueType(int(kinds[0])), int(counts[0]), orig_offs + 12
+        if kind == GGUFValueType.ARRAY:
+            raise ValueError("it holds a list of lists")
+        if kind == GGUFValueType.STRING:
+            part = self._get(start, np.uint8, self._length(start, count))
+        else:
+            part = self._get(start, self.gguf_scalar_to_np[kind], count)
+        data = [] if kind == GGUFValueType.STRING else [2]
+        return 12 + part.nbytes, [kinds, counts, part], data, [GGUFValueType.ARRAY, kind]
+
+    def _length(self, start: int, count: int) -> int:
+        """Bytes that so many texts take."""
+        data: Any = self.data  # a memmap, which is a buffer
+        data, at, unpack = memoryview(data), start, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            at += 8 + unpack(data, at)[0]
+        return at - start
 
 
-def _strings(data: bytes, record: Record) -> Iterator[bytes]:
-    at = record.payload
-    for _ in range(record.count):
-        (n,) = struct.unpack_from("<Q", data, at)
-        yield data[at + 8 : at + 8 + n]
-        at += 8 + n
-
-
-class HeaderError(StudyError):
-    """An unusable header; `code` names the kind of damage."""
-
-    def __init__(self, path: Path, code: str, why: str, mend: str = AGAIN):
-        super().__init__(str(path), why, mend)
-        self.code = code
+def check_path(path: Path) -> None:
+    """Raise StudyError unless a path is a regular file or a link to one: a pipe or a device may have no end."""
+    try:
+        if path.is_file():
+            return
+        why = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "no such file"
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL byte
+        why = f"no such file ({error})"
+    raise StudyError(str(path), why, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
 
 
 def read(path: Path) -> Header:
-    """The header of a GGUF file.
-
-    Raises HeaderError (a StudyError) for a header that llama.cpp would refuse or that exceeds this module's limits, and
-    StudyError for a path that is no readable file.
-    """
-    mistaken.check_path(path)
+    """The header of a GGUF file. StudyError for anything else, and for a file that is damaged or cut short."""
+    check_path(path)
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return _Parser(path, size, file.read(MAX_HEADER)).header()
+            begins = file.read(24)
+        if begins[:4] != b"GGUF":
+            raise StudyError(str(path), f"is no GGUF file: it begins with {begins!r}", AGAIN)
+        return Header(path)
     except OSError as error:
         raise StudyError(str(path), f"cannot be read ({error.strerror})", "make the file readable") from error
+    except DAMAGE as damage:
+        raise StudyError(str(path), f"cannot be read as a GGUF: {printable(damage, 200)}", AGAIN) from damage
 
 
-class _Parser:
-    """A position in the first bytes of a file, moved only over bytes that are there."""
+def type_name(tensor: ReaderTensor) -> str:
+    """The name of a tensor's type, e.g. Q8_0."""
+    return str(tensor.tensor_type.name)
 
-    def __init__(self, path: Path, size: int, data: bytes):
-        self.path, self.size, self.data, self.at = path, size, data, 0
 
-    def header(self) -> Header:
-        version, n_tensors, n_keys = self._opening()
-        records: dict[str, Record] = {}
-        for number in range(n_keys):
-            record = self._record(number)
-            if record.key in records:
-                raise self._damage("duplicate-key", f"key {printable(record.key)} is in the file twice")
-            records[record.key] = record
-        keys_end, alignment = self.at, self._alignment(records.get("general.alignment"))
-        tensors = [self._tensor(number) for number in range(n_tensors)]
-        names = {tensor.name for tensor in tensors}
-        if len(names) < len(tensors):
-            raise self._damage("duplicate-tensor", f"{len(tensors)} tensors have only {len(names)} names")
-        end, start = self.at, -(-self.at // alignment) * alignment
-        head = self.data[:end]
-        return Header(self.path, self.size, version, alignment, records, tensors, keys_end, end, start, head)
+def shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    """A tensor's shape in NumPy order (out, in)."""
+    return tuple(int(n) for n in reversed(tensor.shape))
 
-    def _opening(self) -> tuple[int, int, int]:
-        if self.data[:4] != b"GGUF":
-            what = mistaken.foreign(self.data, self.size, self.path.name)
-            why = what.what if what else f"is not a GGUF file (it starts with {self.data[:4]!r})"
-            raise self._damage("not-gguf", why, what.mend if what else mistaken.FETCH)
-        self.at = 4
-        version = self._number("<I", "the version")
-        if version & 0xFFFF == 0 and version:
-            mend = "take the file for this byte order, or convert a copy of it: gguf-convert-endian COPY native"
-            raise self._damage("byte-order", "is written for machines of the other byte order (big-endian)", mend)
-        if version not in VERSIONS:
-            newer = "newer" if version > max(VERSIONS) else "older"
-            raise self._damage("version", f"GGUF version {version} is {newer} than the known ones ({VERSIONS})")
-        return version, self._count("tensors", MAX_RECORDS, 24), self._count("keys", MAX_RECORDS, 13)
 
-    def _record(self, number: int) -> Record:
-        start, key = self.at, self._text(f"key {number}")
-        kind = item = self._number("<I", f"the type of {key}")
-        count = 1
-        if kind == ARRAY:
-            item = self._number("<I", f"the element type of {key}")
-            if item == ARRAY:
-                raise self._damage("nested-array", f"{printable(key)} is an array of arrays, which llama.cpp refuses")
-            least = 8 if item == STRING else NUMBERS[item].itemsize if item in NUMBERS else 1
-            count = self._count(f"entries of {key}", MAX_STRINGS if item == STRING else MAX_HEADER, least)
-        payload = self.at
-        if item == STRING:
-            self._skip_strings(key, count)
-        elif item in NUMBERS:
-            self._skip(count * NUMBERS[item].itemsize, f"the value of {key}")
-        else:
-            raise self._damage("value-type", f"{printable(key)} has type {item}; GGUF has {len(TYPE_NAMES)} types")
-        return Record(key, kind, item, count, start, payload, self.at)
-
-    def _skip_strings(self, key: str, count: int) -> None:
-        """Step over strings: a tight loop, because a vocabulary has 100,000 of them."""
-        data, at, last, unpack = self.data, self.at, len(self.data) - 8, struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            if at > last:  # no room for a length: let _skip say so
-                at = last + 9
-                break
-            at += 8 + unpack(data, at)[0]
-        self._skip(at - self.at, f"the text of {key}")
-
-    def _tensor(self, number: int) -> TensorRecord:
-        name = self._text(f"tensor {number}", MAX_NAME)
-        shown = printable(name)
-        n_dims = self._number("<I", f"the dimensions of {name}")
-        if n_dims > MAX_DIMS:
-            raise self._damage("dimensions", f"tensor {shown} has {n_dims:,} dimensions, more than {MAX_DIMS}")
-        dims = tuple(self._number("<q", f"the shape of {name}") for _ in range(n_dims)) or (1,)
-        if min(dims) < 1 or prod(dims) >= 1 << 63:
-            raise self._damage("dimensions", f"tensor {shown} has the shape {dims[::-1]}")
-        return TensorRecord(
-            name, dims, self._number("<I", f"the type of {name}"), self._number("<Q", f"the offset of {name}")
-        )
-
-    def _alignment(self, record: Record | None) -> int:
-        if record is None:
-            return DEFAULT_ALIGNMENT
-        if record.kind != UINT32:
-            raise self._damage("alignment", f"general.alignment is {record.type_name}, not u32")
-        (alignment,) = struct.unpack_from("<I", self.data, record.payload)
-        if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-            why = f"general.alignment is {alignment:,}, not a power of two up to {MAX_ALIGNMENT:,}"
-            raise self._damage("alignment", why)
-        return int(alignment)
-
-    def _text(self, what: str, longest: int = MAX_KEY) -> str:
-        n = self._number("<Q", f"the name of {what}")
-        if not 0 < n <= longest:
-            length = f"{n:,}" if n <= self.size else "a senseless number of"
-            raise self._damage("name", f"the name of {what} is {length} bytes long; 1 to {longest:,} are allowed")
-        start = self._skip(n, f"the name of {what}")
-        try:
-            return self.data[start : self.at].decode()
-        except UnicodeDecodeError:
-            raise self._damage("name", f"the name of {what} is not text: {self.data[start : start + 40]!r}") from None
-
-    def _count(self, what: str, most: int, least_bytes: int) -> int:
-        """A count, trusted only if its items can fit into the rest of the file."""
-        n = self._number("<Q", f"the number of {what}")
-        if n > most or n * least_bytes > self.size - self.at:
-            room = f"{self.size - self.at:,} bytes are left, and at most {most:,} are accepted"
-            count = f"{n:,}" if n <= self.size else "a senseless number"
-            raise self._damage("absurd-count", f"is damaged or cut short: {count} of {printable(what)}, {room}")
-        return n
-
-    def _number(self, form: str, what: str) -> int:
-        return int(struct.unpack_from(form, self.data, self._skip(struct.calcsize(form), what))[0])
-
-    def _skip(self, n: int, what: str) -> int:
-        """Skip n bytes; returns their start."""
-        start, self.at = self.at, self.at + n
-        if self.at > self.size:
-            short = mistaken.damage_of(printable(what), start, n, self.size)
-            raise self._damage("cut-short", f"is cut short or damaged: {short}", mistaken.REST)
-        if self.at > len(self.data):
-            why = f"its header is longer than {MAX_HEADER:,} bytes at {printable(what)}"
-            raise self._damage("header-too-long", why)
-        return start
-
-    def _damage(self, code: str, why: str, mend: str = AGAIN) -> HeaderError:
-        return HeaderError(self.path, code, why, mend)
+def core(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without leading ones: (1, 128) and (128,) are the same to ggml."""
+    while len(sizes) > 1 and sizes[0] == 1:
+        sizes = sizes[1:]
+    return sizes

@@ -1,4 +1,4 @@
-"""What is remembered of model files from call to call, so that a large one is read once: its hash, and its check.
+"""What is remembered of model files from call to call, so that a large one is read once: its hash, and its name.
 
 It stands in data/models/given.json and holds while a file looks the same: path, inode, size and times. A record that is
 torn, or that something else wrote, is none: the files are read again. Two processes that write at once cost each other
@@ -6,7 +6,7 @@ no more than that. What exists to catch changed bytes asks `tensors.sha256`, whi
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256 as sha256_of
 from pathlib import Path
 from typing import Annotated
@@ -17,21 +17,15 @@ from llama_meter import paths
 from llama_meter.disk import growing, parsed
 from llama_meter.errors import StudyError
 from llama_meter.models import tensors
-from llama_meter.models.finding import Finding
 
 SHA256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """A file as it was: how it looked and its hash; findings of a check of `whole`, the hash of it with its parts.
-
-    `name`: of rows of a file whose header has none, as it was first called.
-    """
+    """A file as it was: how it looked and its hash. `name`: of its rows where its header has none, as first called."""
 
     looks: tuple[int, int, int, int]
     sha256: SHA256
-    whole: str = ""
-    findings: list[tuple[str, str, str, str]] = []
     name: str = ""
 
 
@@ -49,21 +43,11 @@ def of_parts(parts: Sequence[Path]) -> str:
     return digests[0] if len(parts) == 1 else sha256_of("".join(digests).encode()).hexdigest()
 
 
-def checked(parts: Sequence[Path], check: Callable[[], list[Finding]]) -> tuple[str, tuple[Finding, ...]]:
-    """The hash of a file with all its parts, and the findings of its check, which is made where a part has changed."""
-    whole = of_parts(parts)
-    first = _noted(parts[0])
-    if first.whole != whole:
-        rows = [(finding.severity, finding.code, finding.evidence, finding.mend) for finding in check()]
-        first = msgspec.structs.replace(first, whole=whole, findings=rows)
-        _note(parts[0], first)
-    return whole, tuple(Finding(*row) for row in first.findings)  # type: ignore[arg-type] # as they were written
-
-
-def name(path: Path, whole: str, now: str) -> str:
+def name(path: Path, now: str) -> str:
     """The name under which a file without one in its header was first given, wherever it lies; `now` for a new one."""
-    first = next((noted.name for noted in _memory().values() if noted.whole == whole and noted.name), now)
-    if (here := _noted(path)).name != first:
+    here = _noted(path)
+    first = next((noted.name for noted in _memory().values() if noted.sha256 == here.sha256 and noted.name), now)
+    if here.name != first:
         _note(path, msgspec.structs.replace(here, name=first))
     return first
 

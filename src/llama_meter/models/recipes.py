@@ -9,8 +9,9 @@ from gguf import GGMLQuantizationType
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
-from llama_meter.models import registry, tensors
-from llama_meter.models.file_types import FILE_TYPES, FLOATS, NOT_WRITTEN
+from llama_meter.models import registry, roles, tensors
+from llama_meter.models.file_types import FILE_TYPES, FLOATS
+from llama_meter.models.header import read
 from llama_meter.models.tensors import TensorInfo
 
 KEPT = (*dict.fromkeys(default for _, default in FILE_TYPES.values()), "MXFP4")  # types of single tensors
@@ -47,8 +48,6 @@ def recipe(name: str, keep: Sequence[str] = ()) -> Recipe:
     Raises StudyError for an unknown name, an unknown type, or a word that is no KIND=TYPE.
     """
     base = {key.lower(): recipe for key, recipe in RECIPES.items()}.get(name.lower())
-    if base is None and name.upper() in NOT_WRITTEN:
-        raise StudyError(f"type {name.upper()}", *NOT_WRITTEN[name.upper()])
     if base is None:
         raise StudyError(f"recipe {name!r}", f"unknown; known: {NAMES}", CHOOSE)
     return replace(base, keep=tuple((dict(base.keep) | dict(_exception(word) for word in keep)).items()))
@@ -111,9 +110,9 @@ def check_source(source: Path, recipe: Recipe, requantize: bool = False) -> None
     Raises StudyError for a source that cannot be read, is one part of several, or is quantized already (unless
     `requantize`), and for an exception whose kind the file lacks.
     """
-    facts, table = tensors.metadata(source), tensors.tensor_table(source)
-    if facts.get("split.count", 1) not in (0, 1):
-        raise StudyError(str(source), "is one part of several", "merge the parts with llama-gguf-split --merge")
+    table = tensors.tensor_table(source)
+    if what := roles.not_a_model(read(source)):
+        raise StudyError(str(source), what.evidence, what.mend)
     types = {tensor.dtype for tensor in table} - set(FLOATS)
     if types and not requantize:
         why = f"is quantized already ({', '.join(sorted(types))}): every further rounding adds to the first"

@@ -1,9 +1,9 @@
-"""What a GGUF is that holds no whole model: an adapter, a projector, a matrix, a vocabulary, one part of several."""
+"""What a GGUF is for: writing text from left to right, something else, or a part of a model only."""
 
 import re
 from pathlib import Path
 
-from llama_meter.models.finding import Finding, block, listed
+from llama_meter.models.finding import Finding, block
 from llama_meter.models.header import Header
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
@@ -11,34 +11,25 @@ MOST_PARTS = 1 << 16
 RANKS = 4  # llama.h, LLAMA_POOLING_TYPE_RANK
 DIFFUSES = ("dream", "llada", "rnd1")  # architectures begin so, or a key is `diffusion.…`
 EMBEDS = re.compile(r"bert|embedding|llama-embed|t5encoder")
-ROLES = {  # general.type, or an architecture that is no language model -> what the file is, and what to do with it
-    "adapter": (
-        "a LoRA adapter",
-        "merge it first: llama-export-lora -m BASE.gguf --lora FILE -o OUT.gguf, then use OUT.gguf",
-    ),
-    "imatrix": ("an importance matrix", "name the model that it was made for"),
-    "mmproj": ("a projector of images or sound", "name the language model that it came with"),
-    "clip": ("a projector of images or sound", "name the language model that it came with"),
-    "controlvector": ("a control vector", "name the model that it is applied to"),
-}
+NO_MODELS = {  # general.type, or an architecture that is no language model -> what the file is
+    "adapter": "a LoRA adapter", "imatrix": "an importance matrix", "controlvector": "a control vector",
+    "mmproj": "a projector of images or sound", "clip": "a projector of images or sound",
+}  # fmt: skip
 
 
 def not_a_model(header: Header) -> Finding | None:
-    """The one finding for a GGUF that holds no whole language model, what it is and what to do; None for all others."""
-    role, arch = header.text("general.type") or "", header.text("general.architecture") or ""
-    names = [tensor.name for tensor in header.tensors]
-    if any(name.endswith((".lora_a", ".lora_b")) for name in names):
+    """The one finding for a GGUF that holds no whole language model, and what it is; None for all others."""
+    role = header.text("general.type") or ""
+    if any(tensor.name.endswith(".lora_a") for tensor in header.tensors):
         role = "adapter"
-    elif names and all(name.endswith((".in_sum2", ".counts")) for name in names):
-        role = "imatrix"
-    if entry := ROLES.get(role) or ROLES.get(arch):
-        return block(f"no-model-{role if role in ROLES else arch}", f"is {entry[0]}, no model", entry[1])
     number, count = split_of(header)
+    if what := NO_MODELS.get(role) or NO_MODELS.get(header.arch):
+        return block("no-model", f"is {what}, no model", "name the language model that it was made for")
     if count > 1:
-        return _part(header.path, number, count)
-    if not names:
-        what = "only a vocabulary" if "tokenizer.ggml.tokens" in header.records else "no tensors"
-        return block("no-weights", f"holds {what}, and no weights", "name the file with the weights of that model")
+        why = f"is part {number} of {count}: only whole files are checked"
+        return block("split", why, "llama-gguf-split --merge FIRST-PART OUT.gguf, then use OUT.gguf")
+    if not header.tensors:
+        return block("no-model", "holds no weights", "name the file with the weights of that model")
     return None
 
 
@@ -47,7 +38,7 @@ def not_judged(header: Header) -> str:
 
     The engine's own test holds pieces of a text against the whole, which agree only where no token sees later ones.
     """
-    arch, keys = header.text("general.architecture") or "", header.records
+    arch = header.arch
     begins = {tensor.name.partition(".")[0] for tensor in header.tensors}
     pooling, causal = header.number(f"{arch}.pooling_type"), header.number(f"{arch}.attention.causal")
     if pooling == RANKS or "cls" in begins:
@@ -56,7 +47,7 @@ def not_judged(header: Header) -> str:
         return "an encoder with a decoder: it reads the whole text before it writes, not measured"
     if pooling or EMBEDS.search(arch) or "enc" in begins:
         return "an embedding model: it embeds and writes nothing, not measured"
-    if arch.startswith(DIFFUSES) or any(key.startswith("diffusion.") for key in keys):
+    if arch.startswith(DIFFUSES) or any(key.startswith("diffusion.") for key in header.fields):
         return "a diffusion model: it attends both ways, not judged"
     return "a model that attends both ways, not judged" if causal == 0 else ""
 
@@ -67,17 +58,6 @@ def split_of(header: Header) -> tuple[int, int]:
     if not (1 < count < MOST_PARTS and 0 <= number < count):
         return 1, 1
     return int(number) + 1, int(count)
-
-
-def _part(path: Path, number: int, count: int) -> Finding:
-    parts = named_parts(path, count)
-    missing = [part.name for part in parts if not part.is_file()]
-    first = parts[0] if parts else "FIRST-PART"
-    why, mend = f"is part {number} of {count}", f"llama-gguf-split --merge {first} OUT.gguf, then use OUT.gguf"
-    if missing:
-        why = f"{why}; not beside it: {listed(missing)}"
-        return block("split", why, f"fetch them, then {mend}")
-    return block("split", f"{why}: only whole files are checked", mend)
 
 
 def named_parts(path: Path, count: int) -> list[Path]:

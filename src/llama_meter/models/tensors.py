@@ -1,26 +1,20 @@
-"""The contents of a GGUF file: tensor table, metadata, hash. Reads headers only; weights stay on disk."""
+"""The tensors of a GGUF file, planned and as they are, and its hash. Reads headers only; weights stay on disk."""
 
 import functools
 import hashlib
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from llama_meter.errors import StudyError
-from llama_meter.models import header as headers, mistaken, roles
-from llama_meter.models.finding import printable
-from llama_meter.models.header import Header, HeaderError, TensorRecord
+from llama_meter.models import header as headers
+from llama_meter.models.header import Header, shape, type_name
 from llama_meter.models.registry import ARCHS, ModelSpec
 
 MAKE = "plamo-study models make"
-OTHER = f"name a PLaMo file, or make one: {MAKE}"
 REMAKE = f"delete the file, then {MAKE}"
-NEWER = "use a file of another type: this one is newer than the locked gguf package"
-LONGEST = 256  # entries of the longest array in `metadata`; only vocabularies are longer
 
 
 @dataclass(frozen=True)
@@ -54,11 +48,6 @@ class TensorInfo:
         return self.n_elements // block * size
 
 
-def unknown_type(tensor: TensorRecord) -> str:
-    """Why a tensor of a type without a name cannot be read."""
-    return f"{printable(tensor.name)} has type {tensor.type_id}, which the gguf package here does not know"
-
-
 def stays_f32(name: str) -> bool:
     """Whether a tensor is F32 in every file: norms, biases, the convolution, Mamba scalars (the converter's rule)."""
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
@@ -73,25 +62,16 @@ def planned_table(spec: ModelSpec, dtype: str) -> list[TensorInfo]:
 
 def tensor_table(path: Path) -> list[TensorInfo]:
     """The tensors of a PLaMo GGUF in file order. StudyError for a missing or damaged file, or one that is no PLaMo."""
-    return table_of(_open(path))
+    header = headers.read(path)
+    if header.arch not in ARCHS:
+        why = f"architecture is {header.arch!r:.60}, not one of {', '.join(ARCHS)}"
+        raise StudyError(str(path), why, f"name a PLaMo file, or make one: {MAKE}")
+    return table_of(header)
 
 
 def table_of(header: Header) -> list[TensorInfo]:
     """The tensors of any header in file order."""
-    return [TensorInfo(t.name, t.type_name, t.dims[::-1]) for t in header.tensors]
-
-
-def metadata(path: Path) -> dict[str, Any]:
-    """Scalars and short arrays of a PLaMo GGUF by key; the vocabulary is left out. StudyError as `tensor_table`."""
-    header = _open(path)
-    return {key: _decoded(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
-
-
-def _decoded(value: Any) -> Any:
-    """A value with arrays as lists and strings decoded."""
-    if isinstance(value, list):
-        return [text.decode(errors="replace") for text in value]
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return [TensorInfo(tensor.name, type_name(tensor), shape(tensor)) for tensor in header.tensors]
 
 
 def sha256(path: Path) -> str:
@@ -118,23 +98,3 @@ def looks(path: Path) -> tuple[int, int, int, int]:
 def _digest(path: Path, *_looks: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _open(path: Path) -> Header:
-    mistaken.check_path(path, OTHER)
-    try:
-        header = headers.read(path)
-    except HeaderError as damage:
-        raise StudyError(str(path), damage.why, f"{damage.mend}, or {MAKE}") from damage
-    if what := roles.not_a_model(header):
-        raise StudyError(str(path), what.evidence, what.mend)
-    for tensor in header.tensors:
-        if not tensor.block[0]:
-            raise StudyError(str(path), unknown_type(tensor), NEWER)
-        if header.data_start + tensor.offset + tensor.n_bytes > header.size:
-            why = f"is damaged or cut short at {header.size:,} bytes (tensor {printable(tensor.name)})"
-            raise StudyError(str(path), why, f"{mistaken.REST}, or {REMAKE}")
-    arch = header.text("general.architecture")
-    if arch not in ARCHS:
-        raise StudyError(str(path), f"architecture is {arch!r}, not one of {', '.join(ARCHS)}", OTHER)
-    return header

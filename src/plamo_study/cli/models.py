@@ -11,7 +11,7 @@ import typer
 from llama_meter.disk import check_out
 from llama_meter.measure import checking, plan, quantizing
 from llama_meter.models import (
-    mistaken,
+    header,
     recipes,
     registry,
     repair as repairs,
@@ -104,7 +104,7 @@ def quantize(
 ) -> None:
     """Quantize a file with llama.cpp's own quantizer, by type or recipe, with exceptions per kind of tensor."""
     chosen = recipes.chosen(recipe, file_type, keep or [])
-    mistaken.check_path(source)
+    header.check_path(source)
     target = recipes.default_out(source, chosen) if out is None else out
     check_out(target, force)
     with report.bytes_progress() as progress:

@@ -161,7 +161,7 @@ def _overflows(gate: Gate) -> bool:
         tensors = header.read(recipes.model_path(*gate.files[0])).tensors
     except (OSError, StudyError):
         return False
-    return any(tensor.type_name != "BF16" for tensor in tensors if tensor.name.endswith("ssm_out.weight"))
+    return any(header.type_name(tensor) != "BF16" for tensor in tensors if tensor.name.endswith("ssm_out.weight"))
 
 
 def speed(row: Row) -> str:

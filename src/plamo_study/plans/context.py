@@ -42,6 +42,10 @@ def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     deepest: tuple[int, ...] = (DEEPEST[scale], DEEPEST[scale], LARGER[scale])
     if sweep.files:
         deepest = tuple(_quarters(base, min(LARGER[scale], registry.spec(*file[:2]).context_length)) for file in files)
+    for file in files if sweep.n_depth else ():
+        if max(sweep.n_depth) > (most := registry.spec(*file[:2]).context_length):
+            why = f"is more than the context of {file[0]}, {most}"
+            raise StudyError(f"n_depth {max(sweep.n_depth)}", why, f"give a smaller one, such as -p n_depth {most}")
     if sweep.n_depth:
         base, deepest = plan.change(base, rungs=_rungs(sweep)), (max(sweep.n_depth),) * len(files)
     ladders = [on_file(plan.change(base, n_ctx=n), file) for file, n in zip(files, deepest, strict=False)]
@@ -178,8 +182,8 @@ def check(cell: Cell) -> None:
     if not isinstance(cell, OnModel):
         return
     what, n = f"cell {cell.workload} of {cell.model}", cell.shape[1]
-    if n > (most := min(MOST_TOKENS, registry.spec(cell.model, cell.scale).context_length)):
-        raise StudyError(what, f"{n} tokens are more than {most}", f"choose a smaller depth, such as -p n_depth {most}")
+    if n > MOST_TOKENS:
+        raise StudyError(what, f"{n} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
     if isinstance(cell, Depth) and not cell.text and not cell.rungs and (not n or n % (4 * cell.n_ubatch)):
         why = f"{n} tokens are not a multiple of four micro-batches of {cell.n_ubatch}"
         raise StudyError(what, why, f"choose a multiple of {4 * cell.n_ubatch}")
