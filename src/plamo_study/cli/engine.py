@@ -7,7 +7,7 @@ import typer
 from llama_meter.engine import builds as engines, server_build
 from llama_meter.measure import defects
 from plamo_study.cli import report
-from plamo_study.cli.terminal import Grid, Terminal, echo
+from plamo_study.cli.terminal import Terminal, echo, grid
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 
@@ -42,8 +42,8 @@ def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     if json:
         echo(entries)
         return
-    shown = Grid("engine", "here", "corrects", "what it answered", "what it is")
+    shown = grid("engine", "here", "corrects", "what it answered", "what it is")
     for entry in entries:
         corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"
-        shown.add(entry["name"], entry["here"], corrects, entry["answered"] or "not asked", entry["description"])
+        shown.add_row(entry["name"], entry["here"], corrects, entry["answered"] or "not asked", entry["description"])
     Terminal().print(shown)

@@ -11,7 +11,7 @@ from llama_meter import journal
 from llama_meter.measure import bench
 from plamo_study.cli import report
 from plamo_study.cli.options import Engine, Scale, use_engine
-from plamo_study.cli.terminal import Grid, Terminal
+from plamo_study.cli.terminal import Terminal, grid
 from plamo_study.read import recording
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ COLUMNS = {  # header -> column of laws/quality.py's table, format, factor
     "RMS Δp, %": ("rms_dp", ".2f", 100.0),
     "loops, %": ("loops", ".0f", 100.0),
 }
-LEAVE = ("loops, %", "RMS Δp, %", "KLD 99 %", "MB")  # in a narrow terminal, the last first
 
 
 def quality(
@@ -51,11 +50,11 @@ def quality(
 def _show(table: "pd.DataFrame") -> None:
     """Every file's figures against its reference, one table per model, with 95 % intervals clustered by chunk."""
     for (model, text), group in table.groupby(["model", "text"]):
-        shown = Grid("file", "MB", *COLUMNS, title=f"{model} on {text}", leave=LEAVE)
+        shown = grid("file", "MB", *COLUMNS, title=f"{model} on {text}")
         for line in group.to_dict("records"):
             values = (_formatted(line[column], form, factor) for column, form, factor in COLUMNS.values())
             invalid = "" if line["valid"] else f" {line['not_finite']} tokens not finite"
-            shown.add(Text.assemble(line["file"], (invalid, "red")), f"{line['file_bytes'] / 1e6:,.1f}", *values)
+            shown.add_row(Text.assemble(line["file"], (invalid, "red")), f"{line['file_bytes'] / 1e6:,.1f}", *values)
         Terminal().print(shown)
 
 

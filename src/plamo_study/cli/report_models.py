@@ -11,7 +11,7 @@ from llama_meter.models import inventory, registry
 from llama_meter.models.finding import Finding
 from llama_meter.models.registry import ModelSpec
 from plamo_study.cli.report import console, short
-from plamo_study.cli.terminal import Grid, Terminal
+from plamo_study.cli.terminal import Terminal, grid
 
 STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
 
@@ -23,13 +23,13 @@ def models(as_json: bool) -> None:
         here = [asdict(spec) | {"files": [str(path) for path in inventory.files_of(spec)]} for spec in specs]
         typer.echo(json.dumps(here))
         return
-    shown = Grid("model", "scale", "parameters", "file here", "MB", leave=("MB", "parameters"))
+    shown = grid("model", "scale", "parameters", "file here", "MB")
     for spec in specs:
         start = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M")
         for path in inventory.files_of(spec):
-            shown.add(*start, path.name, f"{path.stat().st_size / 1e6:,.1f}")
+            shown.add_row(*start, path.name, f"{path.stat().st_size / 1e6:,.1f}")
         if not inventory.files_of(spec):
-            shown.add(*start, "nothing", "")
+            shown.add_row(*start, "nothing", "")
     Terminal().print(shown)
     for name, said in {spec.name: " ".join(spec.assumptions) for spec in specs if spec.assumptions}.items():
         Terminal().print(f"assumed of {name}: {said}", soft_wrap=True)
@@ -51,8 +51,8 @@ def written(path: Path) -> None:
 
 def findings(path: Path, entries: list[Finding]) -> None:
     """Print a check's findings, worst first; text from outside is never read as markup."""
-    shown = Grid("severity", "code", "evidence", "mend", title=Text(short(path)))
+    shown = grid("severity", "code", "evidence", "mend", title=Text(short(path)))
     for finding in entries:
         severity = Text(finding.severity, style=STYLES[finding.severity])
-        shown.add(severity, finding.code, Text(finding.evidence), Text(finding.mend))
+        shown.add_row(severity, finding.code, Text(finding.evidence), Text(finding.mend))
     Terminal().print(shown if entries else Text(f"{short(path)}: nothing found"))

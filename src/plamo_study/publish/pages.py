@@ -65,7 +65,9 @@ def publish(
         _link(notebook, places)
         about = shared | {"whose": executed.whose(notebook)}
         page, title, finding = _page(notebook, source, about)
-        entries.append(f"- [{escaped(title)}]({places[source.stem]}). {escaped(finding)} *{escaped(about['whose'])}*")
+        entries.append(
+            f"- [{escaped(title)}]({places[source.stem]}). {escaped(finding)} *{escaped(str(about['whose']))}*"
+        )
         if form == "html":
             files[out_dir / f"{source.stem}.html"] = page
         else:
@@ -124,7 +126,7 @@ def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any
     resources = {"metadata": {"name": source.stem, "path": str(source.parent)}, "page": of_page}
     html, _ = exporter.from_notebook_node(notebook, resources)
     tree = BeautifulSoup(html, "html.parser")
-    main = tree.select_one("main")
+    main: Any = tree.select_one("main")
     _check_offline(main, source.name)
     for table in main.select("table"):
         table.wrap(
