@@ -136,13 +136,6 @@ class StepModel:
     def _outside(self, what: str, measured: str) -> StudyError:
         return StudyError(f"{self.name}: {what}", f"was not measured; measured were {measured}", self.missing)
 
-    def slower(self, pace: float) -> "StepModel":
-        """The model of a machine whose calls take `pace` times as long; wake-up times stay."""
-        step, base, slope = (tuple(pace * value for value in of) for of in (self.step, self.base, self.slope))
-        slow = replace(self, step=step, base=base, slope=slope, per_key=pace * self.per_key, moving=pace * self.moving)
-        slow.__dict__.update(drawn=self.drawn, wakings=self.wakings)  # the same residuals, drawn once
-        return slow
-
     def untuned(self) -> "StepModel":
         """The two numbers of a usual benchmark: a constant for each token of a prompt, that of the longest one alone,
         and one for a step of any sequences, that of all slots. No residuals, moves or wake-ups."""

@@ -1,9 +1,7 @@
 """Predictions of live loads: every load from the others, by each of WAYS.
 
-Simulation; a replay by two constants, tuned on the other loads as the simulation's clock is; the measurement at the
-nearest load; queueing theory. The same again with the pace of each process given (PACED), because a virtual machine's
-pace varies. Frames in, estimates out. A process is one number. Simulation and replay serve the same requests at the
-same times as the engine.
+Simulation, and a replay by two constants, tuned on the other loads as the simulation's clock is. Frames in, estimates
+out. A process is one number. Both serve the same requests at the same times as the engine.
 """
 
 from dataclasses import replace
@@ -19,24 +17,22 @@ from llama_meter.errors import StudyError
 from llama_meter.simulate.steps import StepModel
 from plamo_study.laws import observed
 from plamo_study.laws.observed import Observed
-from plamo_study.laws.simulations import SEEDS, Seconds, disaggregated, seeds, simulated, theory
+from plamo_study.laws.simulations import Seconds, disaggregated, simulated
 from plamo_study.read.metrics import METRICS, load_of
 
 LOADED = ["model", "per_second", "rule"]
-WAYS = ("simulation", "replay", "nearest load", "theory")
+WAYS = ("simulation", "replay")
 SLOWEST = ["ttft_p95", "itl_p95"]  # waits that a replay is tuned on
 TUNED = tuple(product((1.0, 1.1, 1.2, 1.3, 1.4), (1.0, 0.85, 0.7, 0.55, 0.4)))  # times its constants: token, step
-PACED = tuple(f"{way}, paced" for way in WAYS if way != "replay")
 
 
 def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
     """Predictions of each load without its own data: one row per model, load, policy, metric of METRICS and `way`.
 
-    `measured`: LOADED, `block`, `metric` and `value`, one process and metric a line. Theory and replay do not cover the
-    split engine, which is two servers in series, and nothing is paced whose calls are unknown. `among`: whether
-    policies are compared at the load. `asked`: whether the load is "between" known ones or "beyond" them. `predicted`;
-    `measured`, over processes; `ratio`, predicted over measured, None if either is missing. `refused`: why the
-    simulation gave no prediction.
+    `measured`: LOADED, `block`, `metric` and `value`, one process and metric a line. The replay does not cover the
+    split engine, which is two servers in series. `among`: whether policies are compared at the load. `asked`: whether
+    the load is "between" known ones or "beyond" them. `predicted`; `measured`, over processes; `ratio`, predicted over
+    measured, None if either is missing. `refused`: why the simulation gave no prediction.
     """
     entries = []
     used = seen.traffic.drop_duplicates(["model", "per_second", "rule"])
@@ -47,7 +43,6 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
     at = set(seen.loads)
     unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
     fits = {without: observed.fitted(seen, without) for without in set(unknown.values())}
-    paces = {without: observed.paced(seen, models, without) for without, models in fits.items()}
     for key, group in taken.groupby(LOADED, sort=True):
         model, per_second, rule = key
         row, without = first[key], unknown[per_second]
@@ -64,19 +59,15 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
             if rule != SPLIT:
                 known = taken[(taken["model"] == model) & taken["per_second"].isin(at - {per_second})]
                 ways["replay"] = simulated(load, rule, tuned(_fitted(fit).untuned(), known, first), slots, 1)
-                ways["theory"] = theory(load, per_second, rule, _fitted(fit), slots)
-                ways |= _paced(row, others, *paces[without])
             why = ""
         except StudyError as error:
             why = f"{error.what}: {error.why}"
-        ways["nearest load"] = nearest(others, per_second)
         by_block = group[METRICS].to_dict()
         middle = {name: stats.median(list(by_block[name].values())) for name in METRICS}
-        for way, name in product((*WAYS, *PACED), METRICS):
-            if way in ways or way in WAYS:
-                entry = line | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
-                said = _held_against(ways.get(way, {}).get(name), by_block[name])
-                entries.append(entry | {"measured": middle[name]} | said)
+        for way, name in product(WAYS, METRICS):
+            entry = line | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
+            said = _held_against(ways.get(way, {}).get(name), by_block[name])
+            entries.append(entry | {"measured": middle[name]} | said)
     columns = [*LOADED, "among", "asked", "metric", "way", "refused", "predicted", "measured", "ratio"]
     return pd.DataFrame(entries, columns=columns)
 
@@ -112,56 +103,12 @@ def _asked(per_second: float, loads: set[float]) -> str:
     return "between" if min(loads) < per_second < max(loads) else "beyond"
 
 
-def nearest(others: pd.DataFrame, per_second: float) -> dict[str, dict[int, float]]:
-    """METRICS by block at the nearest of the other loads, and its rate; empty if there is none."""
-    if others.empty:
-        return {}
-    at = min(set(others["per_second"]), key=lambda load: (abs(load - per_second), load))
-    return others[others["per_second"] == at][["per_second", *METRICS]].to_dict()
-
-
 def _split(seen: Observed, row: Any, without: float) -> dict[str, float]:
     """The simulation of a load that two machines share, each with half of the threads. StudyError if it refuses."""
     moves, halves = shipping(seen, row.model, without), observed.half(seen)
     if row.model not in halves:
         raise StudyError(row.model, "was not measured with half of the threads", seen.command)
     return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves)
-
-
-def _paced(row: Any, others: pd.DataFrame, fits: dict[str, StepModel], pace: pd.Series) -> dict[str, dict[str, Any]]:
-    """Prediction by each method of a load, by block, given nothing of the load but the pace of each process."""
-    if (row.model, row.rule, row.per_second) not in pace.index.droplevel("block"):
-        return {}
-    own = pace.loc[row.model, row.rule, row.per_second].to_dict()
-    load, slots = load_of(row), int(row.n_seq)
-    many = max(SEEDS, seeds(load) // len(own))
-    models = {block: fits[row.model].slower(factor) for block, factor in own.items()}
-    ways: dict[str, dict[int, dict[str, float]]] = {
-        "simulation": {block: simulated(load, row.rule, model, slots, many) for block, model in models.items()},
-        "theory": {block: theory(load, row.per_second, row.rule, model, slots) for block, model in models.items()},
-    }
-    by_way: dict[str, dict[str, Any]] = {}
-    for way, said in ways.items():
-        by_way[way] = {name: _by_block(said, name) for name in METRICS}
-    near = nearest(others, row.per_second)
-    if near:
-        theirs = pace.loc[row.model, row.rule, next(iter(near["per_second"].values()))].to_dict()
-        waits = {name: _scaled(near[name], own, theirs) for name in METRICS if name not in ("throughput", "well")}
-        by_way["nearest load"] = near | waits
-    return {f"{way}, paced": said for way, said in by_way.items()}
-
-
-def _by_block(said: dict[int, dict[str, float]], name: str) -> dict[int, float] | None:
-    """One metric of the predictions by block; None if no block has it."""
-    present = any(name in figures for figures in said.values())
-    return {block: figures.get(name, stats.NAN) for block, figures in said.items()} if present else None
-
-
-def _scaled(near: dict[int, float], own: dict[int, float], theirs: dict[int, float]) -> dict[int, float]:
-    """Seconds by block of a load nearby, by the pace of the load's own process over that of the other: NaN where a
-    block lacks one of them."""
-    every, nan = own | near | theirs, stats.NAN
-    return {block: near.get(block, nan) * own.get(block, nan) / theirs.get(block, nan) for block in every}
 
 
 def shipping(seen: Observed, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
@@ -189,14 +136,10 @@ def _between(by_tokens: pd.Series) -> Seconds:
     return lambda tokens: float(np.interp(tokens, sizes, seconds))
 
 
-def _held_against(said: Any, taken: dict[int, float]) -> dict[str, Any]:
-    """A prediction, one number or one per block, beside the measured values by block: `predicted` and `ratio`."""
+def _held_against(said: float | None, taken: dict[int, float]) -> dict[str, Any]:
+    """A prediction beside the measured values by block: `predicted` and `ratio`, None where one is 0 or NaN."""
     if said is None:
         return {"predicted": stats.NAN, "ratio": None}
-    by_block = said if isinstance(said, dict) else dict.fromkeys(taken, float(said))
-    both = [(number, taken[block]) for block, number in by_block.items() if block in taken]
-    # `well` may be 0; a percentile NaN
-    positive = both and all(predicted > 0 and value > 0 for predicted, value in both)
-    numbers = [number for number in by_block.values() if number == number]
-    middle = float(np.median(numbers)) if numbers else stats.NAN
-    return {"predicted": middle, "ratio": stats.ratio(*zip(*both, strict=True)) if positive else None}
+    positive = taken and said > 0 and all(value > 0 for value in taken.values())  # `well` may be 0; a percentile NaN
+    ratio = stats.ratio([said] * len(taken), list(taken.values())) if positive else None
+    return {"predicted": said, "ratio": ratio}

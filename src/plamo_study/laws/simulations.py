@@ -11,14 +11,13 @@ from functools import cache
 from hashlib import sha256
 
 import numpy as np
-from scipy.optimize import brentq
 
-from llama_meter import paths, stats
+from llama_meter import paths
 from llama_meter.simulate import clock, policies
 from llama_meter.simulate.clock import Simulated
 from llama_meter.simulate.loop import Load, Served, serve
 from llama_meter.simulate.steps import StepModel, told
-from plamo_study.read.metrics import METRICS, QUANTILES, figures
+from plamo_study.read.metrics import METRICS, figures
 
 FILE = paths.MEASURED / "reference" / "10-simulated.csv"
 Figures = dict[str, float]
@@ -84,54 +83,6 @@ def seeds(load: Load) -> int:
 
 def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.median([run[name] for run in runs])) for name in METRICS}
-
-
-def mg1(arrivals: float, mean: float, second_moment: float) -> float:
-    """Mean wait before service at one server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
-    return arrivals * second_moment / (2 * (1 - arrivals * mean))
-
-
-def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarray:
-    """Share of requests that wait at most `seconds` at one server, if waits are exponential; shape of `seconds`.
-
-    `wait`: mean over all requests; `busy`: share of the time that the server is busy, and so of requests that wait.
-    Exact for exponential service times: 1 - ρ exp(-ρ t / W).
-    """
-    return np.where(seconds < 0, 0.0, 1 - busy * np.exp(-busy * np.maximum(seconds, 0) / wait))
-
-
-def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: int) -> dict[str, float]:
-    """`ttft_*` (s) and `well` of a load by Pollaczek and Khinchine: one server, busy for each request's whole work.
-
-    The work: its prompt in the policy's chunks, and its answer's share of steps: steps of one sequence for the policy
-    "one at a time", else of all slots. A first token's time is wait plus prefill. The mean wait is exact for such a
-    server; percentiles assume exponential waits of those who wait. Empty if the load exceeds the capacity.
-    """
-    size, together = policies.chunk(rule), 1 if rule == "one at a time" else slots
-    slower = float(np.mean(model.factors["chunk"]))
-    read = {n: _reading(model, n, size) * slower for n in set(load.prompt)}
-    reading = np.array([read[n] for n in load.prompt])
-    held = min(int(np.mean(load.prompt) + np.mean(load.output) / 2), model.range.held)
-    step = model.seconds(together, together * held, 0, 0) * float(np.mean(model.factors["step"])) / together
-    work = reading + (np.array(load.output) - 1) * step
-    busy = per_second * float(work.mean())
-    if busy >= 1:
-        return {}
-    wait = mg1(per_second, float(work.mean()), float((work**2).mean()))
-
-    def sooner(seconds: float) -> float:
-        return float(exponential_wait(seconds - reading, wait, busy).mean())
-
-    def until(q: float) -> float:
-        return float(brentq(lambda seconds: sooner(seconds) - q, 0.0, float(reading.max()) + 20 * wait / busy))
-
-    waits = {f"ttft_{name}": until(q) for name, q in QUANTILES.items() if len(load) >= stats.NEEDED[q]}
-    return waits | {"ttft_mean": wait + float(reading.mean()), "well": sooner(load.within[0])}
-
-
-def _reading(model: StepModel, n: int, size: int) -> float:
-    """Seconds to read a prompt of `n` tokens in chunks of `size`, without residuals."""
-    return sum(model.seconds(0, 0, min(size, n - before), before) for before in range(0, n, size))
 
 
 def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load:
