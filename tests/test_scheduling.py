@@ -301,7 +301,7 @@ def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
     load, monkey = simulations.at_rate(observed.typical(seen), 20.0, 50), {}
     monkeypatch.setattr(simulations, "used", monkey)
     for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
-        for own in (model, model.slower(1.001), replace(model, waking=model.waking + 1e-3)):
+        for own in (model, replace(model, waking=model.waking + 1e-3)):
             for rule, slots in (("shared", 4), ("shared", 5), ("one at a time", 4)):
                 simulations.simulated(changed, rule, own, slots, 1)
     assert len(monkey) == 18
@@ -316,7 +316,7 @@ def taken(scale):
 @pytest.fixture
 def seldom(monkeypatch):
     """One simulation of a load: which predictions there are, and what they know, is the same."""
-    for module, name in ((simulations, "ASKED"), (simulations, "SEEDS"), (queueing, "SEEDS")):
+    for module, name in ((simulations, "ASKED"), (simulations, "SEEDS")):
         monkeypatch.setattr(module, name, 1)
 
 
