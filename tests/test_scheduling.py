@@ -304,7 +304,7 @@ def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
         for own in (model, replace(model, waking=model.waking + 1e-3)):
             for rule, slots in (("shared", 4), ("shared", 5), ("one at a time", 4)):
                 simulations.simulated(changed, rule, own, slots, 1)
-    assert len(monkey) == 18
+    assert len(monkey) == 12
 
 
 def taken(scale):
