@@ -17,7 +17,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import process
 from llama_meter.models import given, header, registry, roles
 from llama_meter.serve import meeting, right
-from plamo_study.publish import executed, pictures
+from plamo_study.publish import executed
 from plamo_study.run import parameters
 
 
@@ -157,11 +157,9 @@ def test_a_reader_that_leaves_ends_a_command_silently():
 # ------------------------------------------------------------------ notebooks
 
 
-def executed_notebook(path, minor=5, data=None):
+def executed_notebook(path, minor):
     notebook = nbformat.v4.new_notebook()
     cell = nbformat.v4.new_code_cell("x = 1", metadata={"tags": ["parameters"]}, execution_count=1)
-    if data:
-        cell.outputs = [nbformat.v4.new_output("display_data", data)]
     notebook.cells, notebook.nbformat_minor = [cell], minor
     path.write_text(nbformat.v4.nbjson.JSONWriter().writes(notebook))
     return path
@@ -172,36 +170,6 @@ def test_a_notebook_without_a_kernel_or_with_ids_too_early_is_read(minor, tmp_pa
     path = executed_notebook(tmp_path / "n.ipynb", minor)
     assert parameters.declared(path) == {"x": "int"}
     assert len(executed.read(path).cells) == 1
-
-
-LOST = {
-    "plotly": {"application/vnd.plotly.v1+json": {}, "text/plain": "Figure"},
-    "webp": {"image/webp": "AAAA", "text/plain": "<IPython.core.display.Image object>"},
-    "pdf": {"application/pdf": "AAAA"},
-    "latex": {"text/latex": "$x$", "text/plain": "<IPython.core.display.Latex object>"},
-    "bokeh": {"text/html": "<div></div><script>draw()</script>", "application/vnd.bokehjs_exec.v0+json": ""},
-    "gif": {"image/gif": "AAAA", "text/plain": "a moving picture"},
-}
-SHOWN = {
-    "table": {"text/html": "<table></table>", "text/plain": "a table"},
-    "text": {"text/plain": "1"},
-    "formula": {"text/latex": "$x$", "text/plain": "x"},
-    "picture": {"image/png": "AAAA", "application/pdf": "AAAA", "text/plain": "<Figure>"},
-}
-
-
-@pytest.mark.parametrize("kind", LOST)
-def test_an_output_that_a_page_cannot_show_is_refused_by_its_cell(kind, tmp_path):
-    notebook = nbformat.read(executed_notebook(tmp_path / "n.ipynb", data=LOST[kind]), as_version=4)
-    with pytest.raises(StudyError, match="cell 0"):
-        pictures.uniform(notebook, "n")
-
-
-@pytest.mark.parametrize("kind", SHOWN)
-def test_an_output_that_a_page_shows_in_some_form_is_kept(kind, tmp_path):
-    notebook = nbformat.read(executed_notebook(tmp_path / "n.ipynb", data=SHOWN[kind]), as_version=4)
-    pictures.uniform(notebook, "n")
-    assert set(notebook.cells[0].outputs[0].data) == set(SHOWN[kind])
 
 
 # ------------------------------------------------------------------ servers

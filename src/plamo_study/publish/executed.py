@@ -1,11 +1,7 @@
-"""An executed notebook before it is published: read, refused unless complete, and asked what it says of its rows."""
+"""Read an executed notebook, and refuse it by its cell unless every output can be shown where no script runs."""
 
-import ast
+import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,75 +10,22 @@ import nbformat
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from plamo_study.run import runs
-from plamo_study.show.theme import ROWS_KEY
+from plamo_study.show import theme
 
-AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
-FOLDERS = re.compile(r"(?<![\w.:])(~|\.{0,2})/(?:[^/\"'\[\],\n]*/)*")  # before the name of a file
-RECORDED, LIVE = "recorded", "live"  # values of the parameter `source` of the study's notebooks
-
-
-@dataclass(frozen=True)
-class About:
-    """What a notebook says of its rows and of its run; "" for what it does not say.
-
-    `source`: "recorded" (rows of the study's reference machines), "live" (rows of whoever ran it), or "" where it shows
-    no rows of this package. `days`: when they were measured. `run`: when the notebook was executed. `values`: what its
-    parameters were set to.
-    """
-
-    source: str = ""
-    machine: str = ""
-    device: str = ""
-    engine: str = ""
-    days: str = ""
-    version: str = ""
-    run: str = ""
-    values: str = ""
-
-    @property
-    def where(self) -> str:
-        """The chip, and which part of it computed: "Apple M4 Pro, GPU"."""
-        return ", ".join(part for part in (self.machine, self.device) if part)
-
-    @property
-    def badge(self) -> str:
-        """Whose rows a page shows, in a few words; "" where it shows none."""
-        if self.source == LIVE:
-            return "your rows"
-        return f"reference: {self.machine}" if self.source and self.machine else ("reference" if self.source else "")
-
-    def of_rows(self) -> str:
-        """Whose rows a page shows; "" where it shows none."""
-        if not self.source:
-            return ""
-        whose = "Reference rows" if self.source == RECORDED else "Measured"
-        where = {RECORDED: f": {self.where}", LIVE: f" on {self.where}"}[self.source] if self.where else ""
-        return " · ".join(part for part in (whose + where, self.engine, self.days) if part)
-
-    def cite(self, title: str, author: str) -> str:
-        """The line to cite a page by; "" where nobody is named and no rows are shown.
-
-        Recorded rows are the study's, whoever publishes them. Live ones are never credited to the study's authors.
-        """
-        if self.source == RECORDED:
-            rows = f"plamo-study {self.version}{f', rows of {self.where}' if self.where else ''}"
-            return ", ".join(part for part in (AUTHORS, f"“{title}”", rows, self.day) if part)
-        if self.source == LIVE:
-            measured = f"measured{f' on {self.where}' if self.where else ''} with plamo-study {self.version}"
-            return ", ".join(part for part in (author, f"“{title}”", measured, self.day) if part)
-        return ", ".join(part for part in (author, f"“{title}”", self.day) if part) if author else ""
-
-    @property
-    def day(self) -> str:
-        """When the rows were measured or, where that is not said, when the notebook was run."""
-        return self.days or self.run[:10]
+SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
+VEGALITE = re.compile(r"application/vnd\.vegalite\.v\d+(\+|\.)json")
+WORDED = re.compile(r"application/(json$|vnd\.jupyter\.)")  # text beside these says what they hold
+HOMES = re.compile(rf"(?:/home|/Users)/[^/\s\"'<>&]+|{re.escape(str(Path.home()))}(?=/)")
+SHOW_ELSE = "show it there as PNG, SVG, a table or text"
 
 
 def read(source: Path) -> nbformat.NotebookNode:
-    """Return a notebook, every cell of which was executed to its end; StudyError for any other file."""
-    run_it = _run_it(source)
+    """Return a notebook whose cells all ended well, without home folders; StudyError for any other file."""
+    stem = source.stem.removesuffix(".partial")
+    of_study = (paths.NOTEBOOKS / f"{stem}.ipynb").exists() or not source.is_file()
+    mend = f"plamo-study run {stem}" if of_study else f"jupyter nbconvert --to notebook --execute --inplace '{source}'"
     if not source.is_file():
-        raise StudyError(str(source), "no such notebook", run_it)
+        raise StudyError(str(source), "no such notebook", mend)
     try:
         notebook = nbformat.read(source, as_version=4)
         notebook.nbformat_minor = max(notebook.nbformat_minor, 5)  # cells may have ids that an older format forbids
@@ -90,104 +33,55 @@ def read(source: Path) -> nbformat.NotebookNode:
         nbformat.validate(notebook)
     except Exception as problem:  # nbformat and JSON each raise their own kind here
         why = next(iter(str(problem).splitlines()), type(problem).__name__)
-        raise StudyError(str(source), f"not a readable notebook ({why})", run_it) from problem
+        raise StudyError(str(source), f"not a readable notebook ({why})", mend) from problem
     notebook.cells = [cell for cell in notebook.cells if runs.MARKED not in cell.metadata.get("tags", ())]
-    for cell in notebook.cells:
-        if "injected-parameters" in cell.metadata.get("tags", ()):
-            cell.source = without_folders(cell.source)
-    gaps = runs.unfinished(notebook)
-    if gaps:
-        n_code = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
-        why = f"cell {gaps[0]} was not executed to its end ({len(gaps)} of {n_code} cells with code were not)"
-        raise StudyError(str(source), why, run_it)
+    if gaps := runs.unfinished(notebook):
+        raise StudyError(str(source), f"cell {gaps[0]} was not executed to its end ({len(gaps)} were not)", mend)
+    for number, cell in enumerate(notebook.cells):
+        cell.source = HOMES.sub("~", cell.source)
+        for output in cell.get("outputs", ()):
+            _prepare(output, f"{source.name}, cell {number}")
     return notebook
 
 
-def _run_it(source: Path) -> str:
-    """The command that makes a complete notebook of this name."""
-    stem = source.stem.removesuffix(".partial")
-    if is_of_study(stem) or not source.is_file():
-        return f"plamo-study run {stem}"
-    return f"jupyter nbconvert --to notebook --execute --inplace '{source}'"
+def _prepare(output: nbformat.NotebookNode, where: str) -> None:
+    """Draw a Vega-Lite chart, take home folders out of texts; StudyError for what no page can show."""
+    if "text" in output:
+        output.text = HOMES.sub("~", output.text)
+    data = output.get("data", {})
+    spec = next((value for kind, value in data.items() if VEGALITE.fullmatch(kind)), None)
+    if spec is not None and theme.SPEC_KEY not in output.metadata:
+        output.data, output.metadata = map(nbformat.from_dict, _chart(spec, where))
+        return
+    rich = [kind for kind in data if kind not in SHOWN]
+    told = "text/plain" in data and all(map(WORDED.match, rich))
+    if rich and not told and not set(SHOWN[:-1]) & set(data):
+        raise StudyError(where, f"shows {rich[0]}, which a page cannot", SHOW_ELSE)
+    for kind in data:
+        if kind.startswith("text/"):
+            data[kind] = HOMES.sub("~", data[kind])
 
 
-def without_folders(text: str) -> str:
-    """Text with files by their names alone: where they lie is nobody's business."""
-    return FOLDERS.sub("", text)
+def _chart(spec: Any, where: str) -> theme.MimeBundle:
+    """A chart of anybody's as a picture with words."""
+    spec = json.loads(spec) if isinstance(spec, str) else spec
+    if re.search(r'"url": "(?!data:)', json.dumps(spec)):
+        raise StudyError(where, "holds a chart whose data lies elsewhere", "read it in the notebook, then draw it")
+    title = spec.get("title", "")
+    title = title.get("text", "") if isinstance(title, dict) else title
+    return theme.mimebundle({**spec, "description": spec.get("description") or str(title) or "A chart"})
 
 
-def is_of_study(name: str) -> bool:
-    """Whether a notebook of this name is one of the study's."""
-    return (paths.NOTEBOOKS / f"{name}.ipynb").exists()
-
-
-def about(notebook: nbformat.NotebookNode) -> About:
-    """What a notebook says of its rows, in the metadata of its outputs or else by its parameters, and of its run."""
-    record, said = notebook.metadata.get("papermill", {}), list(_said(notebook))
-    source = next((kind for kind in (LIVE, RECORDED) for entry in said if entry.get("source") == kind), "")
-    of_source = [entry for entry in said if entry.get("source") == source]
+def whose(notebook: nbformat.NotebookNode) -> str:
+    """Whose rows a notebook shows, from the metadata of its outputs; "" where it does not say."""
+    kinds = [
+        of for cell in notebook.cells for out in cell.get("outputs", ()) for of in out.get("metadata", {}).values()
+    ]
+    said = [of[theme.ROWS_KEY] for of in kinds if isinstance(of, dict) and theme.ROWS_KEY in of]
+    live = any(entry.get("source") == "live" for entry in said)
+    of_source = [entry for entry in said if (entry.get("source") == "live") == live]
     days = sorted(str(day) for entry in of_source for day in entry.get("days", ()))
-    return About(
-        source=source or _source_parameter(notebook),
-        machine=_joined(of_source, "machine"),
-        device=_joined(of_source, "device"),
-        engine=_joined(of_source, "engine"),
-        days=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
-        version=_joined(of_source, "version") or metadata.version("plamo-study"),
-        run=_ended(notebook),
-        values=", ".join(
-            f"{name} = {without_folders(str(value))}" for name, value in record.get("parameters", {}).items()
-        ),
-    )
-
-
-def _said(notebook: nbformat.NotebookNode) -> Iterator[dict[str, Any]]:
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            for of_kind in output.get("metadata", {}).values():
-                if isinstance(of_kind, dict) and isinstance(of_kind.get(ROWS_KEY), dict):
-                    yield of_kind[ROWS_KEY]
-
-
-def _joined(said: list[dict[str, Any]], name: str) -> str:
-    return " and ".join(dict.fromkeys(str(entry[name]) for entry in said if entry.get(name)))
-
-
-def _source_parameter(notebook: nbformat.NotebookNode) -> str:
-    """The parameter `source` of a notebook that uses this package; "" where it has none."""
-    if not any("plamo_study" in cell.source for cell in notebook.cells if cell.cell_type == "code"):
-        return ""
-    value = ""
-    for cell in notebook.cells:  # an injected cell follows the one with the defaults
-        if {"parameters", "injected-parameters"} & set(cell.metadata.get("tags", ())):
-            value = _assigned(cell.source, "source") or value
-    return value if value in (RECORDED, LIVE) else ""
-
-
-def _assigned(code: str, name: str) -> str:
-    """The text that a cell of plain assignments gives a name."""
-    try:
-        lines = ast.parse(code).body
-    except SyntaxError:
-        return ""
-    for line in lines:
-        targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
-        value = getattr(line, "value", None)
-        if isinstance(value, ast.Constant) and any(
-            isinstance(target, ast.Name) and target.id == name for target in targets
-        ):
-            return str(value.value)
-    return ""
-
-
-def _ended(notebook: nbformat.NotebookNode) -> str:
-    """When the notebook was executed, by papermill or by Jupyter; "" where neither wrote it down."""
-    times = [notebook.metadata.get("papermill", {}).get("end_time")]
-    times += [time for cell in notebook.cells for time in cell.metadata.get("execution", {}).values()]
-    moments = []
-    for time in times:
-        try:
-            moments.append(datetime.fromisoformat(str(time)).replace(tzinfo=None))
-        except ValueError:
-            continue
-    return f"{moments[0] if times[0] and moments else max(moments):%Y-%m-%d %H:%M}" if moments else ""
+    parts = [str(entry.get(name, "")) for name in ("machine", "device", "engine") for entry in of_source]
+    parts += [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
+    begin = "Measured by the publisher" if live else "Reference rows"
+    return " · ".join([begin, *dict.fromkeys(filter(None, parts))]) if said else ""
