@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
     root = project(tmp_path)
     publish([root / "reports/plain.ipynb"], root / "reports", index=True)
     before = {path.name: path.read_bytes() for path in (root / "reports").glob("*.html*")}
-    ((code, said),) = in_one_process(root, ("publish", "--author", "Jane"), file_limit=3_000)
+    ((code, said),) = in_one_process(root, ("publish", "--author", "Jane"), file_limit=2_000)
     assert code == 2, said
     assert "mend:" in said
     assert "File too large" in said
