@@ -28,7 +28,7 @@ build = cache(conduct.build)  # the engine is asked once
 
 def shape(cell):
     """A cell without what follows from the machine."""
-    alike = {"n_threads": 1} | ({"n_bytes": 0} if isinstance(cell, Read) else {})
+    alike = {"n_threads": 1} | ({"array_bytes": 0} if isinstance(cell, Read) else {})
     return msgspec.structs.replace(cell, **alike)
 
 

@@ -222,6 +222,7 @@ def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with
     room = {}
     exec(defaults.source, room)
     monkeypatch.setattr(bench, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
+    monkeypatch.setattr(bench, "digest", lambda *file: bench.model_fact(*file)["sha256"])
     monkeypatch.setattr(files, "make_models", lambda *_: None)
     chosen = asked.sweep(files=night[1] if of_files else "")
     found = collect.collect(study, "live", room["scale"], room["minutes"], asked=chosen)

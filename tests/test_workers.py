@@ -37,7 +37,8 @@ def without_rope(tmp_path_factory):
 @pytest.mark.parametrize(("workload", "n_seq", "steps"), [("prefill", 1, {}), ("decode", 3, {"n_gen": 8})])
 def test_a_right_computation_is_valid_counts_its_tokens_and_its_own_memory(model, n_seq, workload, steps):
     ballast = np.ones(2**27)  # 1 GiB
-    found = outcome(mini(workload, model, n_prompt=48, n_seq=n_seq, repetitions=2, **steps))
+    before = {"depth" if workload == "decode" else "n_prompt": 48}
+    found = outcome(mini(workload, model, n_seq=n_seq, repetitions=2, **before, **steps))
     assert (found.status, found.measured.valid) == ("ok", True), found
     assert found.measured.n_evaluated == 2 * n_seq * steps.get("n_gen", 48)
     assert [len(samples) for samples in found.measured.samples_ns] == [steps.get("n_gen", 1)] * 2

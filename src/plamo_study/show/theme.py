@@ -10,6 +10,7 @@ This module does not know the content of charts; the figures do.
 """
 
 import base64
+import warnings
 from typing import Any
 
 import altair as alt
@@ -39,6 +40,7 @@ MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 def enable() -> None:
     """Use the house theme and renderer for every altair chart shown from now on."""
+    warnings.filterwarnings("ignore", ".*infer vegalite type from 'empty'")  # a chart of nothing is shown as words
     alt.theme.register("plamo", enable=True)(theme)
     alt.renderers.register("plamo", mimebundle)
     alt.renderers.enable("plamo")
