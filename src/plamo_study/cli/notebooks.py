@@ -197,7 +197,8 @@ def _keep_page(name: str, values: Mapping[str, Any]) -> None:
     files, day = made
     if (files, day) != (str(values.get("files", "")), f"{datetime.now(UTC):%Y-%m-%d}"):
         of = Path(next(iter(files_given.split(files)), Path("models"))).stem if files else "models"
-        kept = page.rename(page.with_stem(f"{name}-{of}-{day}"))
+        places = (page.with_stem(f"{name}-{of[:40]}-{day}{n}") for n in ("", *(f"-{n}" for n in range(2, 100))))
+        kept = page.rename(next(place for place in places if not place.exists()))
         report.console.print(f"kept as {report.short(kept)}: the page of {day}", soft_wrap=True)
 
 

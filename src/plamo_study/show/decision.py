@@ -18,6 +18,7 @@ from plamo_study.show.findings import figure, name, number
 from plamo_study.stats.estimates import compare
 
 ENOUGH = 0.95  # of the best gain: fewer slots that come so near are chosen, for every user's speed is higher
+SLOWER = 1.25  # times as long a file may take, by all of its interval, that is chosen because it loses less
 STEP = 1024  # tokens that a context is rounded up to
 Model = dict[str, Any]
 
@@ -54,10 +55,11 @@ def ranked(whole: pd.DataFrame, loss: Mapping[str, float]) -> pd.DataFrame:
 
 
 def chosen(files: pd.DataFrame) -> Any:
-    """The line of the file to run: of those not told apart from the fastest the one that loses least; None for few."""
+    """The line of the file to run: the fastest, or one at most SLOWER times as long that loses less; None for few."""
     if files.n.iloc[0] < FEW:
         return None
-    return next(files[files.kind.isin(["least", "alike"])].sort_values(["loss", "value"]).itertuples())
+    near = [over is None or (over.n >= FEW and over.high <= SLOWER) for over in files.over]
+    return next(files[near].sort_values(["loss", "value"]).itertuples())
 
 
 def slots(gains: pd.DataFrame, users: int, safe: bool | None) -> int:
@@ -73,7 +75,7 @@ def command(path: str, n: int, tokens: int, row: pd.Series) -> str:
     """llama-server with these slots of `tokens` tokens each; `row`: a cell's settings."""
     size = -(-tokens // STEP) * STEP * n
     words = ["llama-server", "-m", shlex.quote(path), f"-np {n}", f"-c {size}", f"-t {row.n_threads}"]
-    words += ["-ngl 99"] if row.n_gpu_layers else []
+    words += [f"-ngl {99 if row.n_gpu_layers < 0 else row.n_gpu_layers}"] if row.n_gpu_layers else []
     words += [f"{flag} {kind}" for flag, kind in (("-ctk", row.type_k), ("-ctv", row.type_v)) if kind != "f16"]
     return " ".join(words)
 
@@ -110,7 +112,7 @@ def sure(files: pd.DataFrame, best: Any) -> str:
     if len(files) == 1:
         return "one type was measured; give files of several to compare them."
     alike = [kind for kind in files.dtype[files.kind.isin(["least", "alike"])] if kind != best.dtype]
-    said = [f"{best.dtype} or {' or '.join(alike)}: either"] if alike else []
+    said = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if alike else []
     said += [f"{row.dtype} takes {figure({'estimate': row.over})} times as long as {files.dtype[0]}"
              for row in files.itertuples() if row.kind in ("longer", "alike")]  # fmt: skip
     few = list(files.dtype[files.kind == "few"])
