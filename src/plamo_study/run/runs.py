@@ -233,11 +233,13 @@ def side_by_side(
         return
     with made as pool:
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a start that is cut off is loud
-        given = [
-            pool.submit(_in_pool, notebook, values, out_dir, inputs) if new else None
-            for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
-        ]
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        try:
+            given = [
+                pool.submit(_in_pool, notebook, values, out_dir, inputs) if new else None
+                for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
+            ]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for (notebook, values, inputs), running in zip(jobs, given, strict=True):
             yield running.result() if running else run(notebook, values, out_dir, inputs)
 

@@ -1,7 +1,7 @@
 """What a machine's page says first: the command to run, its file, slots and context, what binds it, and how sure it is.
 
-A request has `prompt` tokens in and `answer` tokens out. Nothing is recommended from disturbed rows, from fewer than
-FEW processes, or from an interval that contains 1; what is not told apart is "either".
+A request has `prompt` tokens in and `answer` tokens out. Nothing is recommended from disturbed rows or from fewer
+than FEW processes; what is not told apart is "either".
 """
 
 import shlex
@@ -30,8 +30,10 @@ def losses(facts: Mapping[str, Model]) -> dict[str, float]:
     """
     part = read("04-quality", "recorded", "mini")
     table = quality.table(part.rows) if part else pd.DataFrame(columns=["model", "file", "kld"])
-    known = {(row.model.rstrip("*"), "F16"): 0.0 for row in table.itertuples()}
-    known |= {(row.model.rstrip("*"), row.file): 1e3 * row.kld.value for row in table.itertuples() if row.file != "F16"}
+    known = {
+        (row.model.rstrip("*"), row.file): 0.0 if row.file == "F16" else 1e3 * row.kld.value
+        for row in table.itertuples()
+    }
     return {file: known.get((fact.get("like", fact["name"]), fact["dtype"]), float("nan"))
             for file, fact in facts.items()}  # fmt: skip
 
@@ -71,10 +73,14 @@ def slots(gains: pd.DataFrame, users: int, safe: bool | None) -> int:
     return int(good[good.value >= ENOUGH * good.value.max()].n_seq.min()) if len(good) else 1
 
 
+def _room(tokens: int) -> int:
+    """Tokens of a slot's context."""
+    return -(-tokens // STEP) * STEP
+
+
 def command(path: str, n: int, tokens: int, row: pd.Series) -> str:
     """llama-server with these slots of `tokens` tokens each; `row`: a cell's settings."""
-    size = -(-tokens // STEP) * STEP * n
-    words = ["llama-server", "-m", shlex.quote(path), f"-np {n}", f"-c {size}", f"-t {row.n_threads}"]
+    words = ["llama-server", "-m", shlex.quote(path), f"-np {n}", f"-c {n * _room(tokens)}", f"-t {row.n_threads}"]
     words += [f"-ngl {99 if row.n_gpu_layers < 0 else row.n_gpu_layers}"] if row.n_gpu_layers else []
     words += [f"{flag} {kind}" for flag, kind in (("-ctk", row.type_k), ("-ctv", row.type_v)) if kind != "f16"]
     return " ".join(words)
@@ -86,7 +92,7 @@ def context(fact: Model, n: int, tokens: int) -> str:
         return f"n/a: {fact['uncounted']}, so its cache is not computed."
     _, sliding, full = roofline.layers(fact)
     each, state = (sliding + full) * roofline.kv_bytes_per_token(fact), roofline.state_bytes(fact)
-    whole = n * (state + -(-tokens // STEP) * STEP * each)
+    whole = n * (state + _room(tokens) * each)
     fixed = f"{number(state / 1e6)} MB and " if state else ""
     return f"a slot takes {fixed}{number(each / 1e3)} KB a token, so this one needs {number(whole / 1e9)} GB for it."
 
