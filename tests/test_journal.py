@@ -172,3 +172,21 @@ def test_a_lock_that_a_killed_run_leaves_for_a_moment_is_waited_for(tmp_path):
         threading.Timer(0.2, left.close).start()
         with Journal(path) as here:
             assert here.records == []
+
+
+@pytest.mark.parametrize("added", [b"one line\nand half of another", b"not a row\n"])
+def test_what_is_no_journal_beside_packed_rows_stays_and_is_named(tmp_path, added):
+    path = filled(tmp_path / "my rows.jsonl", "a")
+    pack(path)
+    path.write_bytes(added)
+    for opened in (Journal, read):
+        with pytest.raises(StudyError, match=r"my rows.jsonl: not a journal.*\n.*mv '"):
+            opened(path)
+    assert path.read_bytes() == added
+
+
+def test_an_empty_packed_part_is_damaged_and_no_journal_without_rows(tmp_path):
+    pack(path := filled(tmp_path / "j.jsonl", "a"))
+    packed(path).write_bytes(b"")
+    with pytest.raises(StudyError, match=r"j.jsonl.gz: is damaged"):
+        read(path)

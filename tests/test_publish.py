@@ -65,7 +65,11 @@ def test_markup_that_reaches_a_page_runs_nothing(text, tmp_path, browser):  # no
     ("cells", "message"),
     [
         (["# A\n\n![a picture](https://example.org/a.png)"], "a.ipynb, cell 0: needs https://example.org/a.png"),
-        (["# A", {VEGALITE: DISTANT}], "data lies elsewhere"),
+        (["# A", {VEGALITE: DISTANT}], "data or pictures lie elsewhere"),
+        (["# A", {VEGALITE: {**NEAR, "mark": "image"}}], "data or pictures lie elsewhere"),
+        (["# A", {VEGALITE: {**NEAR, "mark": "no such"}}], "a.ipynb, cell 1: cannot be shown on a page"),
+        (["# A", {"image/png": "not base64"}], "cannot be shown on a page"),
+        (["# A\n\n![x](attachment:absent.png)"], "cannot be shown on a page"),
         (["# A", {"text/html": "<script>draw()</script>"}], "cell 1: holds <script>"),
         (
             ["# A", {"application/vnd.plotly.v1+json": {}, "text/plain": "Figure"}],
@@ -136,6 +140,20 @@ def test_a_page_is_replaced_unless_somebody_edited_or_wrote_it(form, tmp_path):
         with pytest.raises(StudyError, match="is not as publish left it"):
             publish([source], tmp_path, form)
         assert path.read_text() == text
+
+
+def test_a_figure_that_somebody_edited_or_put_there_is_not_replaced(tmp_path):
+    source = written(tmp_path / "a.ipynb", "# A", {"image/png": PNG})
+    (path,) = publish([source], tmp_path / "out", "markdown")
+    publish([source], tmp_path / "out", "markdown")
+    (figure,) = path.parent.glob("figures/*")
+    figure.write_bytes(b"mine")
+    for there in (path, figure):
+        assert there.is_file()
+        with pytest.raises(StudyError, match="is not as publish left it"):
+            publish([source], tmp_path / "out", "markdown")
+        assert figure.read_bytes() == b"mine"
+        path.unlink(missing_ok=True)
 
 
 def test_templates_of_anybody_s_in_the_current_folder_are_not_used(tmp_path, monkeypatch):

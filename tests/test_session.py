@@ -1,6 +1,7 @@
 """The batch API as the studies use it: chosen slots, saved states, tails."""
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
@@ -118,3 +119,16 @@ def test_a_file_that_is_larger_than_a_gpu_s_memory_is_not_loaded(offered, fits, 
     else:
         with pytest.raises(EngineError, match=r"does not fit on the GPU: it needs .* GB there, and MTL0 offers"):
             Session(mini_file(), config)
+
+
+def test_memory_is_the_sum_of_a_context_s_caches_and_the_most_of_several_contexts():
+    lines = []
+    library.capture_log(lines)
+    library._buffers.clear()
+    for n_ctx in (256, 64):  # PLaMo 3 has two caches
+        with Session(mini_file(ATTENTION), SessionConfig(n_ctx)):
+            pass
+    told = [(kind, float(mib)) for kind, mib in re.findall(r"(\w+) +buffer size = +([\d.]+) MiB", "".join(lines))]
+    first = told[: len(told) // 2]
+    assert sum(kind == "KV" for kind, _ in first) == 2
+    assert library.buffer_bytes() == pytest.approx(2**20 * sum(mib for _, mib in first), rel=0.02)

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 import msgspec
@@ -48,15 +49,21 @@ def packed(path: Path) -> Path:
 
 def stored(path: Path) -> bytes:
     """The lines of a journal, tracked ones first; an absent journal has none. StudyError where it cannot be read."""
-    tracked, added = _tracked(path), content(path) if path.exists() else b""
+    added = content(path) if path.exists() else b""  # before the tracked ones: `pack` moves lines from here to there
+    tracked = _tracked(path)
     return tracked if tracked.endswith(added) else tracked + added  # a killed `pack` leaves both
 
 
 def _tracked(path: Path) -> bytes:
+    if not (there := packed(path)).exists():
+        return b""
     try:
-        return gzip.decompress(content(packed(path))) if packed(path).exists() else b""
+        if lines := gzip.decompress(content(there)):
+            return lines
+        why = "it is empty"
     except (OSError, EOFError, zlib.error) as error:
-        raise StudyError(str(packed(path)), f"is damaged ({error})", f"git checkout {packed(path)}") from error
+        why = str(error)
+    raise StudyError(str(there), f"is damaged ({why})", f"git checkout {quote(str(there))}")
 
 
 def pack(path: Path) -> None:
@@ -76,7 +83,14 @@ def read(path: Path) -> list[Record]:
         A complete line does not decode, or was written by another schema.
 
     """
-    return _decoded(path, stored(path))
+    added = content(path) if path.exists() else b""
+    return _records(path, _tracked(path), added)
+
+
+def _records(path: Path, tracked: bytes, added: bytes) -> list[Record]:
+    """The records of both parts of a journal, each decoded by itself, so that the damaged one is named."""
+    first = _decoded(packed(path), tracked)
+    return first if tracked.endswith(added) else first + _decoded(path, added)
 
 
 def _decoded(path: Path, data: bytes) -> list[Record]:
@@ -87,12 +101,17 @@ def _decoded(path: Path, data: bytes) -> list[Record]:
         if not records and not any(torn[: len(begin)] == begin[: len(torn)] for begin in _BEGINNINGS):
             raise ValueError("no line of it is a record")
     except (ValueError, RecursionError) as error:  # a MsgspecError or invalid UTF-8 is a ValueError
-        raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
+        raise StudyError(str(path), f"not a journal of this project ({error})", _aside(path, "broken")) from error
     schema = next((row.schema for row in records if isinstance(row, Row) and row.schema != SCHEMA), SCHEMA)
     if schema != SCHEMA:
-        mend = "update this program" if schema > SCHEMA else f"mv {path} {path}.old, and measure again"
+        mend = "update this program" if schema > SCHEMA else f"{_aside(path, 'old')}, and measure again"
         raise StudyError(str(path), f"schema {schema} is not this program's {SCHEMA}", mend)
     return records
+
+
+def _aside(path: Path, end: str) -> str:
+    """The command that moves a journal out of the way."""
+    return f"mv {quote(str(path))} {quote(f'{path}.{end}')}"
 
 
 @contextmanager
@@ -133,7 +152,7 @@ class Journal:
             if data and tracked.endswith(data):  # a killed `pack` leaves both
                 os.ftruncate(self._fd, 0)
                 data = b""
-            self.records = _decoded(path, tracked + data)
+            self.records = _records(path, tracked, data)
             if torn := len(data) - data.rfind(b"\n") - 1:
                 os.ftruncate(self._fd, len(data) - torn)
         except BaseException:
@@ -179,4 +198,4 @@ class Journal:
 
     def _no_file(self) -> StudyError:
         why = "is a link or no file, and rows are written to files only"
-        return StudyError(str(self.path), why, f"mv {self.path} {self.path}.broken")
+        return StudyError(str(self.path), why, _aside(self.path, "broken"))

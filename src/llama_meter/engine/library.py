@@ -32,8 +32,10 @@ SAID = {
     "commit": "ggml_commit",
 }  # functions, where a release has them
 REFUSAL = re.compile(rb"error loading model[^:\n]*: ([^\n]{1,200})")  # llama.cpp, llama_model_load
-# llama-model.cpp, llama-kv-cache.cpp, llama-context.cpp: "CPU_Mapped model buffer size = 5.16 MiB"
+# llama-model.cpp, llama-kv-cache.cpp, llama-context.cpp: "CPU_Mapped model buffer size = 5.16 MiB"; a split file has a
+# line a part, a model with a window two caches
 BUFFER = re.compile(rb"(\S+) +(model|KV|RS|output|compute) buffer size = +([\d.]+) MiB")
+BEGIN = re.compile(rb"constructing llama_context|loading model tensors")
 # ggml-metal-context.m, ggml_metal_synchronize: llama_decode returns 0 all the same, and only the next call fails
 GPU_FAILED = re.compile(rb"(command buffer \d+ failed with status \d+)|^error: ([^\n]{1,200})")
 # llama-context.cpp: "flash_attn = enabled", or later "Flash Attention enabled" or "… was auto, set to enabled"
@@ -42,6 +44,7 @@ _splits: list[tuple[int, int]] = []
 _flash: list[bool] = []
 _refusals: list[str] = []
 _buffers: dict[tuple[str, str], float] = {}  # MiB by device and kind: the most over this process's contexts
+_added: dict[tuple[str, str], float] = {}  # the same of the model or context that is being made
 gpu_failures: list[str] = []  # what a GPU's driver said of calls that it did not complete
 _keep_alive: list[Any] = []
 
@@ -214,9 +217,12 @@ def _log_to(write: Callable[[bytes], None]) -> None:
             _splits.append((int(match[1]), int(match[2] or match[1])))
         if match := FLASH.search(text):
             _flash.append(match[1] == b"enabled")
+        if BEGIN.search(text):
+            _added.clear()
         if match := BUFFER.search(text):
             place = match[1].decode(errors="replace"), match[2].decode()
-            _buffers[place] = max(_buffers.get(place, 0.0), float(match[3]))
+            _added[place] = _added.get(place, 0.0) * (match[2] != b"compute") + float(match[3])
+            _buffers[place] = max(_buffers.get(place, 0.0), _added[place])
         if (match := GPU_FAILED.search(text)) and (match[1] or gpu_failures):  # the second line says why
             gpu_failures.append(plain((match[1] or match[2]).decode(errors="replace"), kept=""))
         if match := REFUSAL.search(text):

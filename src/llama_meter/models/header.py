@@ -17,7 +17,7 @@ from llama_meter.models.finding import AGAIN, printable
 MOST_PARTS = 1 << 17  # reads of a header; the largest PLaMo takes some 4,000
 MOST = 1 << 31  # what no number of a model's shape reaches
 NUMBER = int | float | bool
-DAMAGE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, struct.error)  # as GGUFReader meets it
+DAMAGE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)  # as GGUFReader meets it
 
 
 class Header(GGUFReader):
@@ -65,10 +65,11 @@ class Header(GGUFReader):
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         """What lies there; ValueError beyond the end of the file."""
-        found = super()._get(offset, dtype, count, override_order)
+        with np.errstate(over="raise"):
+            found = super()._get(offset, dtype, count, override_order)
         self._left -= 1
         if found.size < count:
-            raise ValueError(f"it is cut short or damaged: its {self.size:,} bytes end within what it announces")
+            raise ValueError(self._cut())
         if self._left < 0:
             raise ValueError(f"its header has more than {MOST_PARTS:,} parts")
         return found
@@ -93,8 +94,13 @@ class Header(GGUFReader):
         data: Any = self.data  # a memmap, which is a buffer
         data, at, unpack = memoryview(data), start, struct.Struct("<Q").unpack_from
         for _ in range(count):
+            if at + 8 > self.size:
+                raise ValueError(self._cut())
             at += 8 + unpack(data, at)[0]
         return at - start
+
+    def _cut(self) -> str:
+        return f"it is cut short or damaged: its {self.size:,} bytes end within what it announces"
 
 
 def check_path(path: Path) -> None:

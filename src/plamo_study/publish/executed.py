@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,22 @@ def read(source: Path) -> nbformat.NotebookNode:
         raise StudyError(str(source), f"cell {gaps[0]} was not executed to its end ({len(gaps)} were not)", mend)
     for number, cell in enumerate(notebook.cells):
         cell.source = HOMES.sub("~", cell.source)
-        for output in cell.get("outputs", ()):
-            _prepare(output, f"{source.name}, cell {number}")
+        with drawing(f"{source.name}, cell {number}"):
+            for output in cell.get("outputs", ()):
+                _prepare(output, f"{source.name}, cell {number}")
     return notebook
+
+
+@contextmanager
+def drawing(where: str) -> Iterator[None]:
+    """Let whatever the makers of pictures and pages raise be a StudyError of this place."""
+    try:
+        yield
+    except StudyError:
+        raise
+    except Exception as problem:  # vl-convert, nbconvert and base64 each raise their own kind
+        why = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise StudyError(where, f"cannot be shown on a page ({why})", SHOW_ELSE) from problem
 
 
 def _prepare(output: nbformat.NotebookNode, where: str) -> None:
@@ -65,8 +80,10 @@ def _prepare(output: nbformat.NotebookNode, where: str) -> None:
 def _chart(spec: Any, where: str) -> theme.MimeBundle:
     """A chart of anybody's as a picture with words."""
     spec = json.loads(spec) if isinstance(spec, str) else spec
-    if re.search(r'"url": "(?!data:)', json.dumps(spec)):
-        raise StudyError(where, "holds a chart whose data lies elsewhere", "read it in the notebook, then draw it")
+    if re.search(r'"url": "(?!data:)|"(?:mark|type)": "image"', json.dumps(spec)):  # an image's address may be a row's
+        raise StudyError(
+            where, "holds a chart whose data or pictures lie elsewhere", "read it in the notebook, then draw it"
+        )
     title = spec.get("title", "")
     title = title.get("text", "") if isinstance(title, dict) else title
     return theme.mimebundle({**spec, "description": spec.get("description") or str(title) or "A chart"})

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import nbformat
 from bs4 import BeautifulSoup
@@ -27,8 +27,10 @@ HERE = Path(__file__).parent
 GLOSSARY = HERE / "glossary.md"
 LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((?![a-z]+:)(?:[^()\s#]*/)?([^()\s#/]+)\.(?:ipynb|md)(#[^()\s]*)?\)")
 FORBIDDEN = "script, iframe, object, embed, link, meta, base, form, video, audio, canvas"
+FIRST = ("your-machine", "04-right-answers")  # of the index: what to run, and whether its answers are right
 SOURCES = ("src", "srcset", "poster", "background")
 SIGNED = re.compile(r"\n<!-- published by plamo-study (\w{64}) -->\n$")
+FIGURE = re.compile(r"\]\((figures/[^()\s]+)\)")
 JAPANESE = re.compile("[\u3041-\u30ff]")
 SETTINGS = Config(
     NbConvertBase={"display_data_priority": executed.SHOWN},
@@ -60,20 +62,27 @@ def publish(
         places = {name: f"../{quote(name)}/{quote(name)}.md" for name in names}
     shared = {"author": author, "index": index, "version": metadata.version("plamo-study")}
     files: dict[Path, bytes] = {}
-    entries = ["# Write-ups", "Each page is one executed notebook."]
+    entries: dict[str, str] = {}
     for notebook, source in zip(notebooks, sources, strict=True):
         _link(notebook, places)
         about = shared | {"whose": executed.whose(notebook)}
-        page, title, finding = _page(notebook, source, about)
-        entries.append(
-            f"- [{escaped(title)}]({places[source.stem]}). {escaped(finding)} *{escaped(str(about['whose']))}*"
+        with executed.drawing(source.name):
+            page, title, finding, picture = _page(notebook, source, about)
+            article = {} if form == "html" else _article(notebook, source, about)
+        whose = f" *{escaped(str(about['whose']))}*" if about["whose"] else ""
+        entries[source.stem] = (
+            f"## [{escaped(title)}]({places[source.stem]})\n\n{escaped(finding)}{whose}\n\n{picture or ''}"
         )
+        files |= {out_dir / source.stem / name: of for name, of in article.items()}
         if form == "html":
             files[out_dir / f"{source.stem}.html"] = page
-        else:
-            files |= {out_dir / source.stem / name: of for name, of in _article(notebook, source, about).items()}
     if index:
-        for name, text in (("index", "\n\n".join(entries)), (GLOSSARY.stem, GLOSSARY.read_text(encoding="utf-8"))):
+        ordered = [
+            entries[name]
+            for name in sorted(entries, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+        ]
+        listed = "\n\n".join(["# Write-ups", *ordered])
+        for name, text in (("index", listed), (GLOSSARY.stem, GLOSSARY.read_text(encoding="utf-8"))):
             made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
             files[out_dir / f"{name}.html"] = _page(made, Path(f"{name}.ipynb"), shared)[0]
     for path in files:
@@ -101,15 +110,15 @@ def _link(notebook: nbformat.NotebookNode, places: Mapping[str, str]) -> None:
 
     def lead(match: re.Match[str]) -> str:
         words, name, section = match.groups()
-        return f"[{words}]({places[name]}{section or ''})" if name in places else words
+        return f"[{words}]({places[unquote(name)]}{section or ''})" if unquote(name) in places else words
 
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = LINK.sub(lead, cell.source)
 
 
-def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any]) -> tuple[bytes, str, str]:
-    """A notebook as an HTML page, with its title and its first finding or paragraph."""
+def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any]) -> tuple[bytes, str, str, Any]:
+    """A notebook as an HTML page, with its title, its first finding or paragraph and its first picture."""
     exporter = HTMLExporter(
         config=SETTINGS,
         extra_template_basedirs=[str(HERE)],  # by default the current folder, which may be anybody's
@@ -132,8 +141,8 @@ def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any
         table.wrap(
             tree.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "table"})
         )
-    said = main.select_one("h1 ~ p strong, p strong, li strong, p")
-    return _signed(f"{tree}\n"), title, said.get_text(" ", strip=True) if said else ""
+    said = main.select_one(":is(p, li) strong:not(blockquote *)") or main.select_one("p:not(blockquote *)")
+    return _signed(f"{tree}\n"), title, f"{said.get_text(' ', strip=True) if said else ''}", main.select_one("img")
 
 
 def _check_offline(main: Any, name: str) -> None:
@@ -160,19 +169,27 @@ def _article(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, 
         "page": about,
     }
     text, made = exporter.from_notebook_node(notebook, resources)
-    return {f"{source.stem}.md": _signed(text.strip() + "\n"), **made["outputs"]}
+    return {f"{source.stem}.md": _signed(text.strip() + "\n", made["outputs"]), **made["outputs"]}
 
 
-def _signed(text: str) -> bytes:
-    """A text that says at its end what `publish` wrote."""
-    return f"{text}\n<!-- published by plamo-study {hashlib.sha256(text.encode()).hexdigest()} -->\n".encode()
+def _signed(text: str, figures: Mapping[str, bytes] | None = None) -> bytes:
+    """A text that says at its end what `publish` wrote, with its figures."""
+    return f"{text}\n<!-- published by plamo-study {_digest(text, figures or {})} -->\n".encode()
+
+
+def _digest(text: str, figures: Mapping[str, bytes]) -> str:
+    return hashlib.sha256(b"".join([text.encode(), *(figures[name] for name in sorted(figures))])).hexdigest()
 
 
 def _check_ours(path: Path) -> None:
-    """Raise StudyError where a text lies that is not as `publish` left it."""
-    if path.suffix not in (".html", ".md") or not path.is_file():
+    """Raise StudyError where a text, with its figures, or a figure without one, is not as `publish` left it."""
+    article = path.suffix not in (".html", ".md")
+    text_of = path.parent.parent / f"{path.parent.parent.name}.md" if article else path
+    if not path.is_file() or (article and text_of.is_file()):  # a text vouches for its figures
         return
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = "" if article else path.read_text(encoding="utf-8", errors="replace")
+    named = FIGURE.findall(text) if path.suffix == ".md" else []
+    figures = {name: there.read_bytes() for name in named if (there := path.parent / unquote(name)).is_file()}
     signed = SIGNED.search(text)
-    if not signed or hashlib.sha256(text[: signed.start()].encode()).hexdigest() != signed[1]:
+    if not signed or _digest(text[: signed.start()], figures) != signed[1]:
         raise StudyError(str(path), "is not as publish left it, and is not replaced", "move it, or use --out")

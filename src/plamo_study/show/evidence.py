@@ -20,6 +20,7 @@ from plamo_study.read.frame import build_name
 from plamo_study.read.judged import reach
 from plamo_study.read.recording import Recording
 from plamo_study.read.usable import disturbed_cells, marked_by, model_names
+from plamo_study.show.findings import Finding
 from plamo_study.show.tables import Table, escaped, scaled
 from plamo_study.show.theme import NOTHING, ROWS_KEY
 
@@ -235,6 +236,16 @@ def verified(recording: Recording) -> Markdown:
     here = HERE if recording.source == "live" else ""
     said = f"{disturbed(recording.rows)}{here}{_rows(recording)}"
     return Markdown(said, metadata={ROWS_KEY: about(recording)})
+
+
+def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
+    """A chapter's first output: a band that says whose machine measured, and its answer in a line or two.
+
+    `otherwise`: what is said where there is no line: the command that measures it.
+    """
+    whose = "Measured here" if recording.source == "live" else "Not your machine"
+    band = f"> **{whose}:** {chips(recording)}\n\n{disturbed(recording.rows)}"
+    return Finding(lines, otherwise, band, {ROWS_KEY: about(recording)})
 
 
 def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:

@@ -33,13 +33,13 @@ Line = dict[str, Any]
 class Finding(Markdown):
     """Lines with numbers in them, in bold. Its output also holds them as data, for documents."""
 
-    def __init__(self, lines: Sequence[str], otherwise: str = ""):
-        self.lines = list(lines)
+    def __init__(self, lines: Sequence[str], otherwise: str = "", band: str = "", about: Line | None = None):
+        self.lines, self.about = list(lines), about or {}
         said = [f"**{line}**" for line in lines] or ([f"*Not measured here. {otherwise}*"] if otherwise else [""])
-        super().__init__(said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said))
+        super().__init__(band + (said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said)))
 
     def _repr_markdown_(self) -> Any:
-        return self.data, {FINDINGS: self.lines}
+        return self.data, {FINDINGS: self.lines, **self.about}
 
 
 def finding(*lines: str, otherwise: str = "") -> Finding:
