@@ -13,7 +13,7 @@ from llama_meter.models import recipes, registry
 
 NOTEBOOK = "your-machine"  # and the study behind it
 SCALE = "shape"  # of the study's own models
-MINUTES = 11.0  # default for measuring; writing files comes on top
+MINUTES = 8.0  # default for measuring; writing files comes on top
 ROOM = 1 << 30  # bytes that stay free on the disk
 BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # per weight, about
 

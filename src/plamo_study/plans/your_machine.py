@@ -25,7 +25,7 @@ from llama_meter.measure.plan import (
 from llama_meter.models import registry
 
 N_PROMPT, N_GEN = (512, 128, 2048), (16,)  # tokens read and written, in order of need
-N_SEQ = (4, 5, 8, 9, 16, 2, 12, 32)  # on either side of two jumps first; one sequence is measured for the phases
+N_SEQ = (4, 5, 8, 9, 2, 16)  # on either side of two jumps first; one sequence is measured for the phases
 TYPES = ("Q4_0", "F16", "Q4_K_M")  # of the first model the repository brings, beside the type of every study
 SHORT = 32  # tokens of the prompt that a batch's sequences share
 GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
