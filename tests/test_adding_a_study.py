@@ -60,7 +60,7 @@ TYPES = {  # in cells.py, each before the line it names
 }
 ENTRIES = {  # in plans/registry.py, each before the line it names
     "}\nSTUDIES": f'    "{NAME}": "what does half a prompt cost",\n',
-    '    "00-gates"': f'    "{NAME}": Study("half_a_prompt.halves"),\n',
+    '    "A-gates"': f'    "{NAME}": Study("half_a_prompt.halves"),\n',
 }
 MOST_FILES = 5
 

@@ -109,7 +109,7 @@ def test_text_that_papermill_passes_on_serves_as_a_number(tmp_path):
 
 @pytest.mark.long
 def test_papermill_alone_refuses_too_and_measures_nothing(tmp_path):
-    command = [sys.executable, "-m", "papermill", NOTEBOOKS["06-chunked-prefill"], "--no-progress-bar"]
+    command = [sys.executable, "-m", "papermill", NOTEBOOKS["07-latency"], "--no-progress-bar"]
     given = ["-p", "n_chunk", "-1", "-p", "source", "live", "-p", "scale", "mini"]
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(tmp_path)}
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, env=environment)

@@ -19,11 +19,11 @@ from plamo_study.read import recording
 from plamo_study.show import theme
 
 PAGES = (
-    "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
-    "06-chunked-prefill", "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving",
-    "13-machines", "14-methods", "15-hybrids", "16-two-files", "17-builds", "your-machine",
+    "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "04-right-answers", "05-quantization", "06-context",
+    "07-latency", "03-replicas", "08-speculative", "07-disaggregation", "07-scheduling", "09-serving",
+    "02-roofline", "A-methods", "04-hybrids", "B-two-files", "10-builds", "your-machine",
 )  # fmt: skip
-PROSE = (*PAGES, "00-start-here")
+PROSE = (*PAGES, "01-phase-asymmetry")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 
@@ -116,8 +116,8 @@ def test_a_page_is_written_from_other_rows(name, changes, monkeypatch):
 
 
 SEVERAL = {
-    "02-roofline": ("02-roofline", "02-trace"), "04b-quality": ("04-quality",),
-    "05-context-length": ("05-context", "05-memory", "05-naive", "05-drift"),
+    "02-roofline": ("02-roofline", "02-trace"), "05-quantization": ("05-quality",),
+    "06-context": ("06-context", "06-memory", "06-naive", "06-drift"),
     "08-speculative": ("08-speculative", "08-drafters"),
 }  # fmt: skip
 

@@ -112,8 +112,8 @@ def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other(
 
 
 def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
-    rows = recording("03-answers", "recorded", "mini").rows
-    asked = answers("03-answers", "recorded", "mini")
+    rows = recording("04-answers", "recorded", "mini").rows
+    asked = answers("04-answers", "recorded", "mini")
     loads = asked.groupby(["build", "model", "n_clients", "n_prompt"])
     assert (loads["prompt"].nunique() >= 200).all()
     assert (rows[rows.workload == "answers"].checks.map(lambda c: c.get("answers_alone", 32)) == 32).all()

@@ -39,8 +39,8 @@ def test_a_study_that_is_meaningless_in_part_waits_for_time_for_all_of_it():
     few, many = ({study for own in studied("mini", minutes).values() for study, _ in own} for minutes in (30, 1000))
     assert not whole & few
     assert whole & many
-    assert budget.of_study("05-drift", "mini", 1) == budget.LEFT_OUT
-    assert budget.of_study("05-drift", "mini", 60) == budget.of_study("05-context", "mini", 60) == 15
+    assert budget.of_study("06-drift", "mini", 1) == budget.LEFT_OUT
+    assert budget.of_study("06-drift", "mini", 60) == budget.of_study("06-context", "mini", 60) == 15
 
 
 def test_a_study_that_ends_early_leaves_its_rest_to_those_after_it_and_files_take_none():
@@ -53,7 +53,7 @@ def test_a_study_that_ends_early_leaves_its_rest_to_those_after_it_and_files_tak
 
 
 def test_what_is_meaningless_in_part_is_shown_as_recorded_where_its_share_is_too_short():
-    found = collect.collect("05-drift", "live", "mini", 1)
+    found = collect.collect("06-drift", "live", "mini", 1)
     assert found.source == "recorded"
     assert len(found.rows)
 

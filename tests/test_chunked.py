@@ -1,4 +1,4 @@
-"""Notebook 06: every token is evaluated once, everyone's answer is their own, and waits come from the right calls."""
+"""Chapter 7: every token is evaluated once, everyone's answer is their own, and waits come from the right calls."""
 
 import pytest
 from built import measured

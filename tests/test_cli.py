@@ -76,7 +76,7 @@ WRONG = (
     (("run", "01", "-p", "device", "tpu"), "device 'tpu'"),
     (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
-    (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),
+    (("measure", "04-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
     (("models", "make", "--model", "gpt"), "model 'gpt'"),
     (("models", "make", "--dtype", "Q99"), "type 'Q99'"),
@@ -291,8 +291,8 @@ def test_a_page_that_there_is_no_time_for_is_an_error_and_shows_no_recorded_rows
     done = run(tmp_path, "run", "07", "--minutes", "0.001")
     assert done.returncode == 1, done.stderr
     assert "--minutes" in done.stderr
-    assert "07-replicas" in done.stderr
-    assert not (tmp_path / "reports/07-replicas.ipynb").exists()
+    assert "03-replicas" in done.stderr
+    assert not (tmp_path / "reports/03-batch-scaling.ipynb").exists()
     assert not list(place.glob("local/*.jsonl")) or '"kind":"row"' not in "".join(
         path.read_text() for path in place.glob("local/*.jsonl")
     )

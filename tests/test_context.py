@@ -156,7 +156,7 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
     worker, path = plan_context.memory("mini").workload, tmp_path / "05.jsonl"
-    summary = runner.sweep(plan.Plan("05-context", "mini", cells, gates, None, 1, 0, 60.0, workload=worker), path)
+    summary = runner.sweep(plan.Plan("06-context", "mini", cells, gates, None, 1, 0, 60.0, workload=worker), path)
     assert not summary.failed
     rows = frame.frame(summary.rows, frame.facts(journal.read(path)))
 
@@ -240,7 +240,7 @@ def test_a_build_that_claims_a_window_it_has_not_is_found_out(tmp_path):
     shutil.copytree(Path(llama._base_path), liar, symlinks=True)
     (liar / "engine.toml").write_text('description = "a copy"\ncorrects = ["window"]\nwindow = 16\n')
     cell = mini("prefill", n_prompt=16)
-    planned = plan.Plan("05-context", "mini", (cell,), (mini("gate", n_prompt=32),), cell, 1, 0, 60.0, compared=(cell,))
+    planned = plan.Plan("06-context", "mini", (cell,), (mini("gate", n_prompt=32),), cell, 1, 0, 60.0, compared=(cell,))
     summary = runner.sweep(planned, tmp_path / "j.jsonl", beside=[liar])
     table = frame.frame(summary.rows, frame.facts(journal.read(tmp_path / "j.jsonl")))
     verdicts = table[~table["anchor"]].groupby(["model", "workload"])["verdict"].first().to_dict()

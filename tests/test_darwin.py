@@ -271,7 +271,7 @@ def test_what_is_to_be_written_stands_beside_the_room_and_a_build_that_is_missin
     monkeypatch.setattr(paths, "DATA", tmp_path)
     said = "\n".join(live.beforehand([your_machine("shape"), hybrids("mini")], 480))
     assert "2.0 GB free. That is too little" in said
-    assert "`plamo-study engine build architectures` first: 15-hybrids needs it" in said
+    assert "`plamo-study engine build architectures` first: 04-hybrids needs it" in said
 
 
 def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_measured_it(mac, tmp_path):

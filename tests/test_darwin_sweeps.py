@@ -62,7 +62,7 @@ def test_a_system_that_tells_nothing_of_children_gives_rows_all_the_same(one_cor
     with (one_core.folder / "sitecustomize.py").open("a") as born:
         born.write(f"sys.path.append({str(one_core.folder)!r})\nimport denied\n")
     exec(compile(DENYING, "denied", "exec"), {"monkeypatch": monkeypatch})
-    planned = small("07-replicas")
+    planned = small("03-replicas")
     kept = tuple(cell for cell in planned.cells if isinstance(cell, Replicas) and cell.killed < 0)
     path = tmp_path / "j.jsonl"
     rows = runner.sweep(replace(planned, cells=kept), path).rows
@@ -113,7 +113,7 @@ os.kill(found[0].pid, signal.SIGSTOP)
 
 def test_a_busy_mac_s_rows_are_measured_again_and_the_sweep_ends(one_core, tmp_path, monkeypatch):
     """Heat that passes after the first row: the row is marked with its cause and measured again."""
-    plan = Plan("07-replicas", "mini", (mini("prefill"),), (), None, 1, 1, LIMIT_S)
+    plan = Plan("03-replicas", "mini", (mini("prefill"),), (), None, 1, 1, LIMIT_S)
     level = f"notifyutil -g {watch.machine.PRESSURE_LEVEL}"
     usual = (one_core.folder / "answers" / level).read_text().strip()
     one_core.say(level, f"{watch.machine.PRESSURE_LEVEL} 2")

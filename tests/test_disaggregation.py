@@ -1,4 +1,4 @@
-"""Notebook 09: a state moves whole or not at all, answers do not change by it, and whoever dies takes nothing along."""
+"""Chapter 7: a state moves whole or not at all, answers do not change by it, and whoever dies takes nothing along."""
 
 import os
 import random

@@ -265,7 +265,7 @@ def test_a_folder_that_describes_no_engine_is_refused(tmp_path, monkeypatch, kin
     else:
         own.touch()
         os.truncate(own, 1 << 40)
-    done = CliRunner().invoke(cli.app, ["measure", "00-gates", "--engine", str(tmp_path)])
+    done = CliRunner().invoke(cli.app, ["measure", "A-gates", "--engine", str(tmp_path)])
     assert isinstance(done.exception, StudyError), done.output
     assert note.NAME in done.exception.what
     assert os.environ["LLAMA_CPP_LIB_PATH"] == ""

@@ -133,7 +133,7 @@ def test_measurements_are_the_rows_one_process_and_metric_a_line():
 
 
 def test_what_crashed_keeps_a_line_and_has_no_number():
-    m = measurements("03-source-table")
+    m = measurements("04-source-table")
     failed = m[m.verdict == "failed"]
     assert len(failed)
     assert failed.value.isna().all()

@@ -20,7 +20,7 @@ from plamo_study.publish import pages
 from plamo_study.show.tables import Table, escaped
 
 REFERENCE = paths.MEASURED / "reference"
-STUDY = "05-context.shape"  # one machine's, with its ceilings
+STUDY = "06-context.shape"  # one machine's, with its ceilings
 JS = "javascript:alert(1)"
 HOSTILE = [
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)",
@@ -117,8 +117,8 @@ def owned(row: Row, machine: str, meter: str) -> Row:
 
 
 def executed(folder: Path) -> nbformat.NotebookNode:
-    """Notebook 13 with the outputs that its cells have on what lies in `folder`."""
-    notebook = nbformat.read(paths.NOTEBOOKS / "13-machines.ipynb", as_version=4)
+    """Chapter 2 with the outputs that its cells have on what lies in `folder`."""
+    notebook = nbformat.read(paths.NOTEBOOKS / "02-roofline.ipynb", as_version=4)
     shown, known = DisplayFormatter(), {}
     for number, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
         parsed = ast.parse(cell.source)
@@ -139,14 +139,14 @@ def test_notebook_13_shows_hostile_machines_and_has_the_tags_of_harmless_ones(tm
     kept = [record for record in records if isinstance(record, Fact) and record.what != "machine"]
 
     def page(folder: Path, names: list[str]) -> Counter:
-        """Notebook 13 about machines that call themselves and their parts so."""
+        """Chapter 2 about machines that call themselves and their parts so."""
         monkeypatch.setattr(paths, "MEASURED", folder)
         with journal.Journal(folder / "others" / f"{STUDY}.jsonl") as here:
             here.append(*kept)
             for first in range(0, len(names), 4):
                 here.append(*machine_of(names[first : first + 4], records))
         notebook = executed(folder)
-        path = folder / "13-machines.ipynb"
+        path = folder / "02-roofline.ipynb"
         nbformat.write(notebook, path)
         made = pages.publish([path], folder / "pages", index=True)
         return sum((tags(path.read_text()) for path in made if path.stem != "glossary"), Counter())

@@ -125,7 +125,7 @@ def test_whole_logits_alone_see_a_fault_that_every_part_allows(model, monkeypatc
 
 
 def test_rows_know_to_which_depth_their_file_was_judged_and_say_how_many_go_further():
-    rows = recording("05-context").rows
+    rows = recording("06-context").rows
     deep = rows[(rows.workload == "depth") & rows.model.str.startswith(HYBRID) & (rows.build == "stock")]
     assert set(deep.judged) == {plan.DEEP_TOKENS["shape"] + plan.DEEP_STEPS}
     assert f"{len(rows[judged.reach(rows) > rows.judged]):,} rows go further" in evidence.depths(rows)
@@ -139,7 +139,7 @@ def test_a_page_names_the_tokens_the_positions_and_the_limits_of_the_gate_that_j
 
 
 def test_a_gate_on_the_cpu_does_not_judge_the_rows_of_a_gpu():
-    rows, facts = recording("05-context").rows, recording("05-context").facts
+    rows, facts = recording("06-context").rows, recording("06-context").facts
     on_gpu = judged.judged(rows.assign(n_gpu_layers=-1), facts, [], "shape")
     assert (rows.judged > 0).any()
     assert set(on_gpu.judged) == {0}
@@ -267,7 +267,7 @@ def test_the_limit_is_rounding_s_so_that_a_fading_wrong_state_is_still_wrong(err
 
 
 def test_the_recorded_law_is_that_of_the_shipped_models():
-    records = journal.read(journal_path("03-batching-law", "mini", REFERENCE))
+    records = journal.read(journal_path("04-batching-law", "mini", REFERENCE))
     facts = frame.facts(records)
     shipped = {files.model_fact(name, "mini", "F16")["sha256"] for name in plan.MODELS}
     assert {facts[row.model]["sha256"] for row in journal.latest_rows(records)} == shipped

@@ -1,4 +1,4 @@
-"""Notebook 17: what every build answered, since when it is right, and files that older builds can read."""
+"""Chapter 10: what every build answered, since when it is right, and files that older builds can read."""
 
 import pandas as pd
 import pytest

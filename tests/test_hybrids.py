@@ -145,7 +145,7 @@ def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_re
 
 def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(builds, "folder", lambda name: tmp_path / name)
-    journal = tmp_path / "15-hybrids.mini.jsonl"
+    journal = tmp_path / "04-hybrids.mini.jsonl"
     for asked in (
         lambda: architectures.write("mamba2-dense", tmp_path),
         lambda: conduct.measure(hybrids.hybrids("mini"), journal, live.Listener()),

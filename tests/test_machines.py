@@ -1,4 +1,4 @@
-"""Notebook 13: several machines side by side, what one says about another, and the names that pages give them."""
+"""Chapter 2: several machines side by side, what one says about another, and the names that pages give them."""
 
 import pandas as pd
 import pytest

@@ -213,7 +213,7 @@ def planned(name, scale, dtype):
 @pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("of_files", [False, True], ids=["shape", "files"])
-@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry", "03-batch-scaling", "04-quantization"])
+@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry", "03-batch-scaling", "05-quantization"])
 def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with_numbers_of_its_own(
     study, of_files, night, monkeypatch
 ):

@@ -22,7 +22,7 @@ HYBRID, ATTENTION = "plamo-2-1b", "plamo-3-nict-2b"
 PAGES = [
     path.stem
     for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))
-    if "files" in parameters.declared(path) and path.stem != "14-methods"
+    if "files" in parameters.declared(path) and path.stem != "A-methods"
 ]
 
 
@@ -53,7 +53,7 @@ def of_models(*models):
 def two_types(part):
     """The first model's file beside one of another type, with the same times."""
     part = of_models(HYBRID)(part)
-    if part.study.startswith("16-"):  # its rows are of two types already
+    if part.study.startswith("B-"):  # its rows are of two types already
         return part
     again = part.rows[part.rows.model.ne("")]
     again = again.assign(dtype="Q4_K_M", key=again.key + "+", fact=again.fact + "+")

@@ -213,7 +213,7 @@ def test_an_offset_that_cuda_adds_before_rounding_is_allowed_for_there_alone():
     assert (
         tolerance.part_tolerance(mini("gate", dtype="Q4_K_M", n_gpu_layers=-1), "CUDA") == tolerance.CUDA_PART["Q4_K"]
     )
-    rows = latest_rows(read(paths.MEASURED / "others" / "04-quantization.shape.jsonl"))
+    rows = latest_rows(read(paths.MEASURED / "others" / "05-quantization.shape.jsonl"))
     gates = [row for row in rows if row.cell.workload == "gate" and row.cell.model == ATTENTION]  # the hybrid's failed
     errors = {row.cell.dtype: row.checks["parts_error"] for row in gates}
     assert errors["Q4_0"] < tolerance.CUDA_PART["Q4_0"], "measured on an H200"

@@ -1,4 +1,4 @@
-"""Notebook 07: everyone's answer is their own, a crash takes one replica, memory is counted where it is, none is left.
+"""Chapter 3: everyone's answer is their own, a crash takes one replica, memory is counted where it is, none is left.
 
 Real processes, really killed.
 """

@@ -182,7 +182,7 @@ def test_the_digest_of_what_a_notebook_is_made_from_changes_with_its_rows_and_th
     found.append(inputs.digest(one))
     assert len(set(found)) == len(found)
     of_all = [inputs.digest(name) for name in OF_ALL]
-    (data / "measured/local/05-context.mini.jsonl").write_text("measured")
+    (data / "measured/local/06-context.mini.jsonl").write_text("measured")
     assert inputs.digest(one) == found[-1], "rows of another notebook"
     assert not set(of_all) & {inputs.digest(name) for name in OF_ALL}
 

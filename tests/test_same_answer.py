@@ -33,4 +33,4 @@ def test_a_published_page_about_speed_never_shows_models_that_lie_in_a_cache():
     for name in registry.OF_FULL_SIZE:
         assert notebooks.as_recorded(name, "mini") == {"source": "recorded", "scale": "shape"}
         assert notebooks.as_recorded(name, "shape") == {}
-    assert notebooks.as_recorded("11-serving", "mini") == {}
+    assert notebooks.as_recorded("09-serving", "mini") == {}

@@ -1,4 +1,4 @@
-"""Notebook 10: the simulator's policies drive the real engine, every answer is right, bad traces are refused."""
+"""Chapter 7: the simulator's policies drive the real engine, every answer is right, bad traces are refused."""
 
 import os
 import signal
@@ -56,8 +56,8 @@ def answered(measured, load):
 
 @pytest.fixture(scope="module")
 def rows():
-    """Some of what notebook 10 shows of a small model."""
-    found = recording.read("10-scheduling", "recorded", "mini").rows
+    """Some of what chapter 7 shows of a small model."""
+    found = recording.read("07-scheduling", "recorded", "mini").rows
     return found[(found["model"] == HYBRID) & found["rule"].isin((PARTS, *plan.FIRST, SPLIT))]
 
 
@@ -280,7 +280,7 @@ def test_a_percentile_of_too_few_requests_is_not_given():
 
 @pytest.mark.long
 def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_give_the_same(monkeypatch):
-    rows = recording.read("10-scheduling", "recorded", "mini").rows
+    rows = recording.read("07-scheduling", "recorded", "mini").rows
     looked_up, asked, made = simulations.looked_up, count(), []
 
     def sometimes_again(what, load, model, simulate, *more):
@@ -309,7 +309,7 @@ def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
 
 def taken(scale):
     """The measured waits of each process, as the notebook has them."""
-    found = measurements.measurements("10-scheduling", "recorded", scale)
+    found = measurements.measurements("07-scheduling", "recorded", scale)
     return found[found["usable"]]
 
 
@@ -322,7 +322,7 @@ def seldom(monkeypatch):
 
 def test_no_way_knows_the_load_that_it_predicts(seldom, monkeypatch):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
-    recorded = recording.read("10-scheduling", "recorded", "shape")
+    recorded = recording.read("07-scheduling", "recorded", "shape")
     rows = recorded.rows
     usual = observed.of_rows(rows)
     at = usual.loads[-1]
@@ -352,7 +352,7 @@ def test_no_way_knows_the_load_that_it_predicts(seldom, monkeypatch):
 
 
 def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_served():
-    seen = observed.of_rows(recording.read("10-scheduling", "recorded", "shape").rows)
+    seen = observed.of_rows(recording.read("07-scheduling", "recorded", "shape").rows)
     ((model, own),) = observed.fitted(seen).items()
     plain = own.untuned()
     served = replace(plain, base=tuple(1.2 * s for s in plain.base), step=tuple(0.7 * s for s in plain.step))
@@ -403,7 +403,7 @@ def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_die
 
 def test_what_runs_the_engine_is_not_given_away(tmp_path):
     nowhere = runner.Elsewhere(lambda *told: None, 1)
-    with pytest.raises(StudyError, match="10-scheduling: runs the engine"):
+    with pytest.raises(StudyError, match="07-scheduling: runs the engine"):
         runner.sweep(plan.scheduling("mini"), tmp_path / "j.jsonl", elsewhere=nowhere)
     assert not (tmp_path / "j.jsonl").exists()
 
@@ -414,7 +414,7 @@ def test_a_scheduler_or_rows_that_are_not_there_are_named(monkeypatch):
     for address in ("tcp://127.0.0.1:1", "nonsense://x"):
         with pytest.raises(StudyError, match=f"scheduler {address}: is not reached"), cluster.connected(address):
             pass
-    with pytest.raises(StudyError, match="10-scheduling at mini: the rows that this fleet is simulated by are not"):
+    with pytest.raises(StudyError, match="07-scheduling at mini: the rows that this fleet is simulated by are not"):
         fleets.measured_calls(change(fleet(), rows_sha256="0" * 64))
 
 

@@ -1,4 +1,4 @@
-"""Notebook 11: loads, their times and their faults, against a server that misbehaves and against real ones."""
+"""Chapter 9: loads, their times and their faults, against a server that misbehaves and against real ones."""
 
 import asyncio
 import resource

@@ -191,7 +191,7 @@ def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
     for call, what in refusals.items():
         with pytest.raises(StudyError, match=what) as refused:
             machine().seconds(*call)
-        assert refused.value.mend == "plamo-study measure 10-scheduling"
+        assert refused.value.mend == "plamo-study measure 07-scheduling"
 
 
 def test_many_calls_at_once_take_what_each_takes_alone():

@@ -1,4 +1,4 @@
-"""Notebook 08: a draft changes nothing but the time, however it is taken back; and what it costs comes out right."""
+"""Chapter 8: a draft changes nothing but the time, however it is taken back; and what it costs comes out right."""
 
 import itertools
 import os

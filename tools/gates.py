@@ -1,4 +1,4 @@
-"""Which gate sees which fault: the table of notebook 14. `python tools/gates.py` writes 14-planted.csv.
+"""Which gate sees which fault: the table of appendix A. `python tools/gates.py` writes A-planted.csv.
 
 Faults are planted in the oracle, since a wrong oracle beside a right engine differs as a wrong engine beside a right
 oracle. Checks of the engine against itself have no oracle: for them a copy of the file is changed, where a file can
@@ -34,7 +34,7 @@ from llama_meter.oracle.weights import Weights
 from llama_meter.workloads import phases
 from llama_meter.workloads.phases import draw
 
-OUT = paths.MEASURED / "reference" / "14-planted.csv"
+OUT = paths.MEASURED / "reference" / "A-planted.csv"
 HYBRID, ATTENTION = plan.MODELS
 OLD, LEAN, USUAL = "8 tokens, whole", "24 tokens, by parts", "72 tokens, by parts and whole"
 PROMPTS = {OLD: 8, LEAN: 24, USUAL: 72}

@@ -419,7 +419,7 @@ class Answers(OnModel, frozen=True, kw_only=True):
 # rules of `Traffic` that are no policy
 PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 SERVER = "llama-server"  # its own policy
-SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as notebook 09 does
+SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as chapter 7 does
 
 
 class Traffic(OnModel, frozen=True, kw_only=True):

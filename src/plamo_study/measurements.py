@@ -25,9 +25,9 @@ ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
 OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "serving": ["server", "pattern", "n_clients", "n_requests", "per_second"],
     "arrival": ARRIVING,
-    "06-chunked": ARRIVING,
+    "07-chunked": ARRIVING,
     "service": ["mode", "per_second"],
-    "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
+    "03-replicas": ["n_processes", "policy", "use_mmap", "killed"],
     "traffic": ["rule", "per_second"],
     "relay": ["writer", "writer_dtype", "n_processes"],
 }
@@ -70,18 +70,18 @@ def measurements(
             size). Of a shipment: "prefill", "save", "check", "send", "load", "first step", "state" (its bytes),
             "identical" (1 where every bit of the answer is) and "error". Of requests
             that arrive: "ttft", "itl", "itl_max", "throughput" and "arrivals". Of a prompt that
-            arrives while others are answered (notebook 06): "step before", "itl" and "itl_max" of those
+            arrives while others are answered (chapter 7): "step before", "itl" and "itl_max" of those
             others, the prompt's "ttft", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".
-            Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
+            Of processes that share sequences out (chapter 3): "throughput" (prompts included), "ttft", "step",
             "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
             killed "finished" (requests) and "got" (tokens of its sequences).
-            Of requests that one file reads and another writes (notebook 16): "reading", "saving", "loading",
+            Of requests that one file reads and another writes (appendix B): "reading", "saving", "loading",
             "writing", all of it as "request", "state", and bytes of memory of the "first file" and "second file".
-            Of a load that a policy served (notebook 10): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
+            Of a load that a policy served (chapter 7): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
             "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
             engine computed); "call" (every call) where calls were made alone.
-            Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
+            Of a load on a server (chapter 9): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
             "rate" and "met" of requests that come at random times: every rate that was tried, and the share of its

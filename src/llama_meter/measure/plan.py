@@ -102,7 +102,7 @@ def gates(scale: str, gpu: bool = False) -> Plan:
             change(lean_gate, model=model, dtype=dtype) for model, dtype in every if (model, dtype) not in files
         )
     anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
-    return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
+    return Plan("A-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
 
 
 def thread_counts() -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""GGUF files with random weights in a model's exact shapes, for speed; notebook 05 compares them with other values.
+"""GGUF files with random weights in a model's exact shapes, for speed; chapter 6 compares them with other values.
 
 Every weight is q · step with q a whole number in -127..127 (triangular) and one step per 32 weights, itself a
 whole number 5..16 times a power of two. Such a product fits F32, F16 and Q8_0 exactly, so these three files of

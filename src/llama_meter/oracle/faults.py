@@ -79,7 +79,7 @@ class LateState(Oracle):
 class FromPosition(Oracle):
     """A fault that begins at position `since`: the last layer skipped, or keys rotated by another base.
 
-    Planted by tests and by the table of notebook 14, never by a gate.
+    Planted by tests and by the table of appendix A, never by a gate.
     """
 
     since, skips = 0, False

@@ -20,10 +20,10 @@ from llama_meter.serve.meeting import FACTOR, WARM, Ask, Setting
 CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: before the server has counted some, and whatever it counts
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
 LEVERS: Mapping[Phase, str] = {
-    "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (notebook 06), or "
+    "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (chapter 7), or "
     "prefill them elsewhere (09)",
-    "decode": "fewer bits (notebook 04), a bigger batch if the aggregate counts (03), shorter answers",
-    "queue": "more slots while a step stays cheap (notebook 03), replicas (07), or less load",
+    "decode": "fewer bits (chapter 5), a bigger batch if the aggregate counts (03), shorter answers",
+    "queue": "more slots while a step stays cheap (chapter 3), replicas (07), or less load",
     "client": "probe from a machine with idle cores",
     "cannot tell": "probe again when the server is quiet, or for longer lengths",
 }

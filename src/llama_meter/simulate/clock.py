@@ -109,7 +109,7 @@ def least_work(load: Load, n: int, work: Sequence[float]) -> list[list[int]]:
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:
     """The same requests as they reach the decoding machine. Another machine prefills each prompt whole, one at a time,
-    and ships it in `ships(tokens)` seconds before it reads the next, as notebook 09's sender does.
+    and ships it in `ships(tokens)` seconds before it reads the next, as chapter 7's sender does.
     """
     machine, now, there = Simulated(model, seed), 0.0, []
     for arrives, prompt in zip(load.arrives, load.prompt, strict=True):

@@ -3,7 +3,7 @@
 A call is a step of some sequences, a chunk of a prompt, or both. A step costs a constant for its number of sequences,
 fitted separately so that kernel switches stay where they are, and a slope by the tokens that these hold. A chunk
 costs a constant and a slope by the tokens before it, both by chunk size. Both in one call cost, by the law that
-notebook 06 checked, a step with one sequence more and the chunk without its first token, because the engine makes two
+chapter 7 checked, a step with one sequence more and the chunk without its first token, because the engine makes two
 micro-batches of them.
 """
 
@@ -78,7 +78,7 @@ class StepModel:
     slope: tuple[float, ...]
     factors: dict[str, np.ndarray] = field(repr=False)
     moving: float = 0.0
-    missing: str = "plamo-study measure 10-scheduling"
+    missing: str = "plamo-study measure 07-scheduling"
     waking: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
 
     def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:

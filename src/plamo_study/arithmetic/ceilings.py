@@ -361,5 +361,5 @@ def _rate(rows: pd.DataFrame, work: pd.Series) -> Rate:
 def _missing(what: str, place: Place) -> StudyError:
     device = ", offloaded" if place.n_gpu_layers else ""
     why = f"no study measured it on that machine with {place.n_threads} threads{device}"
-    fix = "04-quantization" if " of " in what else "02-roofline"
+    fix = "05-quantization" if " of " in what else "02-roofline"
     return StudyError(what, why, f"plamo-study measure {fix}")

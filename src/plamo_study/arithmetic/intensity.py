@@ -16,7 +16,7 @@ from plamo_study.arithmetic import roofline
 from plamo_study.arithmetic.roofline import Ceilings, Model
 
 Models = Mapping[str, Model]
-DEPTH = 384.0  # default decode depth: the mean depth of the decode cell of notebook 01
+DEPTH = 384.0  # default decode depth: the mean depth of the decode cell of chapter 1
 PASSES = (("prefill of 512", 512, 0.0, 1), ("decode of 1", 1, DEPTH, 1), ("decode of 16", 1, DEPTH, 16))
 CHANGES = ("times the compute", "times the bandwidth", "fewer bytes of weights")
 CHANGED = (("prefill of 512", 512, 0.0, 1), ("decode of 1", 1, DEPTH, 1), ("decode of 8", 1, DEPTH, 8),

@@ -34,7 +34,7 @@ def rounding(rows: pd.DataFrame) -> float:
         raise StudyError(
             "rows of the law",
             "record no rounding error",
-            "plamo-study measure 03-batching-law",
+            "plamo-study measure 04-batching-law",
         )
     return float(max(errors))
 

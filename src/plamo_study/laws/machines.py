@@ -1,4 +1,4 @@
-"""The same passes on pairs of machines: the input of notebook 13's forecasts of one machine's times from another's.
+"""The same passes on pairs of machines: the input of chapter 2's forecasts of one machine's times from another's.
 
 Each time comes with what a forecast can start from: the bytes per second that the machine reads, and the roof, the time
 that the nearer of its two measured ceilings allows.

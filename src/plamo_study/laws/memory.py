@@ -1,6 +1,6 @@
 """Study 05's other half: memory and effects of kinds of attention and cache, and the time of a loop without a cache.
 
-Memory from the frame of 05-memory, predictions from 05-drift, the loop from 05-naive. `reserved` is what the tensor
+Memory from the frame of 06-memory, predictions from 06-drift, the loop from 06-naive. `reserved` is what the tensor
 table says a context takes.
 """
 

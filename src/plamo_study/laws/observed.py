@@ -21,7 +21,7 @@ from plamo_study.read.usable import STOCK, marked, usable
 from plamo_study.stats.estimates import NS, events
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
-MISSING = "plamo-study measure 10-scheduling"
+MISSING = "plamo-study measure 07-scheduling"
 PROCESS = ["model", "rule", "per_second", "block"]
 ORIGIN = ["model", "n_threads", "per_second", "block", "rule"]
 FLASH = ("auto", "on")

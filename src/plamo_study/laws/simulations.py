@@ -19,7 +19,7 @@ from llama_meter.simulate.loop import Load, Served, serve
 from llama_meter.simulate.steps import StepModel, told
 from plamo_study.read.metrics import METRICS, figures
 
-FILE = paths.MEASURED / "reference" / "10-simulated.csv"
+FILE = paths.MEASURED / "reference" / "07-simulated.csv"
 Figures = dict[str, float]
 used: dict[str, Figures] = {}  # looked up or made in this process, by name
 

@@ -32,7 +32,7 @@ SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
 
 
 def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 03: decode and prefill of 1 to 32 sequences, the matched model beside both, and the ceilings.
+    """Chapter 3: decode and prefill of 1 to 32 sequences, the matched model beside both, and the ceilings.
 
     Decode starts from copies of one prompt's state: a step costs the same as after separate prompts, and the cell
     saves their time. `sweep`: other files, numbers of sequences, depths, steps or settings.
@@ -70,5 +70,5 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
     base = Decode(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=512, n_gen=n_gen)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
-    planned = with_gates("03-source-table", scale, tuple(cells))
+    planned = with_gates("04-source-table", scale, tuple(cells))
     return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)

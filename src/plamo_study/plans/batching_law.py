@@ -129,7 +129,7 @@ LAW_SEEDS, LAW_CELLS = (0, 1, 2), 60  # configurations of each
 ASKED, ANSWER = 32, 32  # prompts of a process, tokens of an answer
 SEEDS = range(8)  # of prompts: 256 distinct ones a load
 SLOTS = 16
-# Users at once and tokens of their prompts. Two ask as notebook 11's users do. The prompts of sixteen fill one
+# Users at once and tokens of their prompts. Two ask as chapter 9's users do. The prompts of sixteen fill one
 # micro-batch, which the released engine survives if all are equally long.
 LOADS = ((2, 128), (16, 32))
 
@@ -149,7 +149,7 @@ def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING, n: int =
     drawn = [cell for of_seeds in zip(*grids, strict=True) for cell in of_seeds]
     cells = (*tests, *drawn[:NEEDED], *packed_map(MODELS[0]), *drawn[NEEDED:])
     anchor = Decode(model=MODELS[0], scale="mini", dtype="F16", depth=16, n_gen=32)
-    planned = Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"])
+    planned = Plan("04-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"])
     return replace(planned, compared=cells, needed=len(tests) + NEEDED)
 
 
@@ -168,7 +168,7 @@ def answers(scale: str, gpu: bool = False) -> Plan:
         for lengths in ("", "drawn")
         for model in MODELS
     )
-    planned = with_gates("03-answers", "mini", cells, exact_cache=False)
+    planned = with_gates("04-answers", "mini", cells, exact_cache=False)
     compared = tuple(cell for cell in cells if cell.model == MODELS[0])
     planned = replace(planned, anchor=None, blocks=1, extra_blocks=0, grows=False, compared=compared)
     return replace(planned, workload="llama_meter.workloads.answers")

@@ -41,7 +41,7 @@ BLOCKS = {"mini": 2, "shape": 5}
 
 
 def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 06: one prompt arrives while 4 sequences decode; then more or fewer of them, and longer prompts.
+    """Chapter 7: one prompt arrives while 4 sequences decode; then more or fewer of them, and longer prompts.
 
     Two controls. On PLaMo 3 every mixed call runs with one buffer for all sequences and with one each, which differ in
     how calls are cut into micro-batches. And chunks run without flash attention, whose kernel changes with their size.
@@ -52,7 +52,7 @@ def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = change(base, n_arriving=(*sweep.n_prompt, PROMPT)[0], n_gpu_layers=-1 if gpu else 0)
     base = change(base, n_threads=threads_of(sweep), **sweep.settings())
     every, needed = _own(scale, base) if sweep == NOTHING else _asked(base, files_of(scale, sweep), sweep)
-    planned = with_gates("06-chunked", scale_of(scale, sweep), every, exact_cache=False)
+    planned = with_gates("07-chunked", scale_of(scale, sweep), every, exact_cache=False)
     return replace(planned, needed=needed, blocks=BLOCKS[scale], workload="llama_meter.workloads.chunks")
 
 

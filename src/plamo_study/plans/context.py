@@ -1,4 +1,4 @@
-"""Which cells the studies of notebook 05 measure at which scale: depth, memory, the loop without a cache, drift.
+"""Which cells the studies of chapter 6 measure at which scale: depth, memory, the loop without a cache, drift.
 
 Depths exceed `context_length`, the length that a model was trained with: llama.cpp computes there as anywhere, and
 speed does not depend on it. Predictions do, so drift stays within the training length of the embedded models.
@@ -17,7 +17,7 @@ from llama_meter.models import registry
 DEEPEST = {"mini": 8192, "shape": 16384}
 LARGER = {"mini": 8192, "shape": 8192}  # of the third model, twice the size of the others
 WALKED = {"mini": 2048, "shape": 4096}  # tokens actually computed, past every window
-NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
+NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where chapter 3 decodes
 NEAR_PROCESSES = {"mini": 1, "shape": 3}  # of each in every block: single processes vary by 7 %
 PATIENCE = 5  # times the usual limit, for the oracle's long text
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
@@ -53,12 +53,12 @@ def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     walks = [on_file(walked, file) for file in files[:2]] if max(deepest) >= WALKED[scale] else []
     near = [] if sweep.files else _near(base, files[:2])
     limits = plan.limits_of(files, scale, sweep, base.n_gpu_layers != 0, (base.n_threads,))
-    planned = _planned("05-context", scale, (*ladders, *walks, *near, *dict.fromkeys(limits)), sweep)
+    planned = _planned("06-context", scale, (*ladders, *walks, *near, *dict.fromkeys(limits)), sweep)
     return replace(planned, compared=(ladders[0], *walks[:1]))
 
 
 def _near(base: Depth, files: tuple[File, ...]) -> list[Cell]:
-    """Decode at depth 0 and, like the first cell of notebook 03, after a short prompt."""
+    """Decode at depth 0 and, like the first cell of chapter 3, after a short prompt."""
     step = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
     return [
         on_file(plan.change(step, depth=n, policy="shared" if n else "per_sequence", seed=seed), file)
@@ -98,7 +98,7 @@ def memory(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     whole = plan.change(base, ladder=WHOLE_WINDOW)
     whole = plan.change(whole, type_k="f16", type_v="f16") if sweep.settings() else whole
     cells += [on_file(plan.change(whole, flash_attn=flash), file) for file in sliding for flash in ("on", "off")]
-    return _planned("05-memory", scale, tuple(cells), sweep)
+    return _planned("06-memory", scale, tuple(cells), sweep)
 
 
 def _quarters(base: Depth, n: int) -> int:
@@ -116,7 +116,7 @@ def naive(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base, files = _base(scale, gpu, sweep)
     n_prompt, n_gen = LOOP[scale]
     loop = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
-    return _planned("05-naive", scale, tuple(on_file(loop, file) for file in files[:2]), sweep)
+    return _planned("06-naive", scale, tuple(on_file(loop, file) for file in files[:2]), sweep)
 
 
 def drift(scale: str, gpu: bool = False) -> Plan:
@@ -127,7 +127,7 @@ def drift(scale: str, gpu: bool = False) -> Plan:
     base, _ = _base(scale, gpu=False)
     base = plan.change(base, n_ctx=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
     cells = [plan.change(base, model=model, caches=CANDIDATES, repetitions=1) for model in MODELS]
-    return replace(_planned("05-drift", scale, tuple(cells)), blocks=1, extra_blocks=0)
+    return replace(_planned("06-drift", scale, tuple(cells)), blocks=1, extra_blocks=0)
 
 
 def window(scale: str, gpu: bool = False) -> Plan:
@@ -140,7 +140,7 @@ def window(scale: str, gpu: bool = False) -> Plan:
     base, _ = _base(scale, gpu=False)
     exact = {"n_threads": 1, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
     cell = plan.change(base, workload="decode", depth=PAST_WINDOW, repetitions=1, **exact)
-    planned = _planned("05-window", scale, (cell,))
+    planned = _planned("06-window", scale, (cell,))
     gates = tuple(plan.change(gate, n_prompt=PAST_WINDOW, **exact) for gate in planned.gates)
     planned = replace(planned, gates=gates, compared=(cell,), blocks=1, extra_blocks=0)
     return replace(planned, time_limit_s=PATIENCE * planned.time_limit_s)

@@ -42,7 +42,7 @@ PATIENCE = 3  # times the usual limit: the longest prompts take a minute on a sl
 
 
 def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 09: prefill here, decode there. `sweep`: other files, lengths of shipped prompts, or threads."""
+    """Chapter 7: prefill here, decode there. `sweep`: other files, lengths of shipped prompts, or threads."""
     check_scale(scale)
     n_threads = threads_of(sweep)
     base = Shipment(n_gen=STEPS, flash_attn="on", n_gpu_layers=-1 if gpu else 0, n_threads=n_threads)
@@ -54,7 +54,7 @@ def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pla
     every = sorted(cells, key=lambda cell: _rank(cell, scale, lengths, n_threads))
     trained = tuple(cell for cell in every if not isinstance(cell, Shipment) or cell.n_prompt <= TRAINED)
     trained = tuple(cell for cell in trained if fits(cell)) or tuple(every)
-    planned = with_gates("09-disaggregation", scale_of(scale, sweep), trained, exact_cache=False)
+    planned = with_gates("07-disaggregation", scale_of(scale, sweep), trained, exact_cache=False)
     planned = replace(planned, cells=tuple(every), blocks=BLOCKS[scale], extra_blocks=1)
     needed = sum(_rank(cell, scale, lengths, n_threads) == 0 for cell in every)
     limit = PATIENCE * planned.time_limit_s

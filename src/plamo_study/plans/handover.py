@@ -58,7 +58,7 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         models = [change(base, model=model, stranger=others[model]) for model in MODELS]
         own = [list(_of_lengths(pair, sweep) if sweep != NOTHING else _of_model(pair)) for pair in models]
         cells = [cell for kind in zip(*own, strict=True) for cell in kind if cell]
-    planned = with_gates("16-pairs", scale_of(scale, sweep), tuple(cells), exact_cache=False)
+    planned = with_gates("B-pairs", scale_of(scale, sweep), tuple(cells), exact_cache=False)
     return replace(
         planned, blocks=1, extra_blocks=0, time_limit_s=TIME_LIMIT_S, workload="llama_meter.workloads.handover"
     )
@@ -127,7 +127,7 @@ def requests(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = Relay(scale=scale, n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
     own = _requests_of_files(base, sweep) if sweep.files or sweep.dtypes else _requests(base, sweep)
     cells = tuple(cell for cell in dict.fromkeys(own) if fits(cell))
-    planned = lean("16-requests", scale_of(scale, sweep), cells, needed=2 if sweep.files else 3)
+    planned = lean("B-requests", scale_of(scale, sweep), cells, needed=2 if sweep.files else 3)
     return replace(planned, workload="llama_meter.workloads.relay")
 
 

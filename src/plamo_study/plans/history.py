@@ -10,10 +10,10 @@ from llama_meter.workloads import architectures
 from llama_meter.workloads.architectures import LISTED
 from plamo_study.plans.hybrids import CONTROLS, ONE_KIND, RECURRENT, hybrids
 
-STUDY = "17-builds"
+STUDY = "10-builds"
 SHARED = ("equal", "unequal", "late", "steps", "left", "gaps", "slots")  # what a server does for several users
 SLOTS = 5  # of that question's numbers: the smallest at which a recorded engine aborts
-ASKED = (*SHARED, "moved", "copied")  # of notebook 15's questions
+ASKED = (*SHARED, "moved", "copied")  # of chapter 4's questions
 N_PROMPT = 512
 N_SEQ = (1, 4, 5, 8, 9, 16)  # sequences of a step: on either side of the kernels' tiles
 DEPTH = 32  # tokens of the prompt that the sequences of a step share
@@ -23,7 +23,7 @@ LONG = {1: 48, 8: 12, 16: 10}  # steps timed there, by sequences: a second and m
 
 
 def builds(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 17: both trained models against the oracle, and small files of every architecture against themselves:
+    """Chapter 10: both trained models against the oracle, and small files of every architecture against themselves:
     shared, and with head counts by layer where the first layer is recurrent and another is not.
 
     All of it is asked of every build beside the one in use. StudyError for a scale other than mini: the files are small
@@ -47,13 +47,13 @@ def builds(scale: str, gpu: bool = False) -> Plan:
 
 
 def changes(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 17: the times that the sources of the releases announce to change, in blocks of their own, longer timed.
+    """Chapter 10: the times that the sources of the releases announce to change, in blocks of their own, longer timed.
 
     Meant beside the releases around each change and the build `untiled`, whose newest kernels are off.
     """
     usual = _timed(scale, gpu, CHANGED, tuple(LONG))
     own = tuple(change(cell, n_gen=LONG[cell.n_seq]) if isinstance(cell, Decode) else cell for cell in usual)
-    planned = lean("17-changes", scale, own)
+    planned = lean("10-changes", scale, own)
     return replace(planned, compared=planned.cells, blocks=CHANGES_BLOCKS)
 
 

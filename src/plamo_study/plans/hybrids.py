@@ -56,7 +56,7 @@ def hybrids(scale: str, gpu: bool = False) -> Plan:
     cells = (*asked, *others)
     mended = tuple(cell for cell in cells if isinstance(cell, Hybrid) and _is_mended(cell))
     return Plan(
-        "15-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], compared=mended, needed=len(asked),
+        "04-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], compared=mended, needed=len(asked),
         workload="llama_meter.workloads.hybrids", program=architectures.NAME, grows=False,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def elsewhere(scale: str, gpu: bool = False) -> Plan:
         cells += [change(cell, planted=planted) for planted in (False, True) for cell in of]
     limit_s, needed = SOFTWARE_LIMIT_S if gpu else usual.time_limit_s, len(RECURRENT) + len(CONTROLS)
     return replace(
-        usual, study="15-elsewhere", cells=tuple(cells), time_limit_s=limit_s, compared=tuple(cells), needed=needed
+        usual, study="04-elsewhere", cells=tuple(cells), time_limit_s=limit_s, compared=tuple(cells), needed=needed
     )
 
 

@@ -22,7 +22,7 @@ PROMPTS, LONG, ANSWER = (128, 512, 2048), 512, 512  # tokens read; read three ti
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 01: prefill of 128, 512 and 2048 tokens, 512 decode steps at depth 128, ceilings, and fewer threads.
+    """Chapter 1: prefill of 128, 512 and 2048 tokens, 512 decode steps at depth 128, ceilings, and fewer threads.
 
     With `gpu` these run offloaded, and the thread experiment, on the CPU, gives the CPU's numbers beside them.
     `sweep`: other files, prompts, answers, depths or settings.

@@ -38,7 +38,7 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     base = change(base, text=text, text_sha256=texts.sha256(read))
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = tuple(change(base, model=model, candidates=group) for model in MODELS for group in groups(model, scale))
-    planned = with_gates("04-quality", scale, cells, exact_cache=False)  # the study of speed has both gates
+    planned = with_gates("05-quality", scale, cells, exact_cache=False)  # the study of speed has both gates
     limit = TIME_LIMIT_S[scale]
     return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, workload="llama_meter.workloads.quality")
 

@@ -64,7 +64,7 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     cells += [kernel for product in products[:2] for kernel in kernels_of(files, product)] if sweep.files else products
     anchor = "" if sweep.files else DTYPE[scale]
     planned = with_gates(
-        "04-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
+        "05-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
     )
     return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
 
@@ -84,7 +84,7 @@ def lifelike(scale: str, gpu: bool = False) -> Plan:
     cells = [change(base, model=f"{MODELS[0]}{kind}", dtype=t) for t in LIFELIKE_TYPES for kind in ("", LIFELIKE)]
     reading, product = ceilings(scale, gpu=False, threads=(base.n_threads,))
     products = kernels_of([(MODELS[0], scale, dtype) for dtype in LIFELIKE_TYPES], product)
-    planned = lean("04-lifelike", scale, (reading, *products, *cells))
+    planned = lean("05-lifelike", scale, (reading, *products, *cells))
     gates = tuple(change(gate, use_mmap=True) for gate in planned.gates)
     return replace(planned, gates=gates, blocks=LIFELIKE_BLOCKS)
 

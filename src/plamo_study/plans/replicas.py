@@ -33,7 +33,7 @@ BLOCKS = 5
 
 
 def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 07: equal cores and equal requests, the weights mapped or private, repacked or not.
+    """Chapter 3: equal cores and equal requests, the weights mapped or private, repacked or not.
 
     For the first model also: a replica is killed, and the prompts of a process share a call. `sweep`: other files,
     numbers of sequences or of processes, or threads.
@@ -56,7 +56,7 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     kernel = [] if sweep.files else [change(limit, dtype=REPACKED) for limit in limits if isinstance(limit, MatMul)]
     others = [*fewer, *second, *by_kind, *packed, *_parts(fewer), *_parts(second), *_parts(by_kind), *kernel]
     cells = tuple(dict.fromkeys([*needed, *(cell for cell in others if _fits(cell))]))
-    planned = with_gates("07-replicas", own, cells, exact_cache=False)
+    planned = with_gates("03-replicas", own, cells, exact_cache=False)
     blocks = 2 if scale == "mini" else BLOCKS
     return replace(planned, needed=len(needed), blocks=blocks, workload="llama_meter.workloads.replicas")
 

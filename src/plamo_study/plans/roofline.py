@@ -1,4 +1,4 @@
-"""Which cells notebook 02 measures of its own: passes of every size between one token and a long prompt, and ceilings.
+"""Which cells chapter 2 measures of its own: passes of every size between one token and a long prompt, and ceilings.
 
 Notebooks 01 and 03 cover both ends: prompts of 128 tokens and more, and decode. The ridge lies between them.
 """

@@ -52,7 +52,7 @@ PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
 
 def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 10: scheduling policies under load. `sweep`: other files, rates, chunks, slots, threads or settings.
+    """Chapter 7: scheduling policies under load. `sweep`: other files, rates, chunks, slots, threads or settings.
 
     Raises StudyError for several numbers of slots or of threads: policies are compared at one.
     """
@@ -68,7 +68,7 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         for rank, cell in _of_file(on_file(base, file), file == files[0], sweep):
             ranked.setdefault(cell, rank)  # on one core a server's parts are the same cells
     cells: tuple[Cell, ...] = tuple(cell for cell, _ in sorted(ranked.items(), key=lambda item: item[1]))
-    planned = with_gates("10-scheduling", own, cells, exact_cache=False)
+    planned = with_gates("07-scheduling", own, cells, exact_cache=False)
     needed = sum(rank <= (own == "shape") for rank in ranked.values())
     return replace(
         planned, needed=needed, blocks=BLOCKS[own], extra_blocks=1, time_limit_s=PATIENCE * planned.time_limit_s,
@@ -111,7 +111,7 @@ def _of_file(base: Traffic, first: bool, sweep: Sweep) -> Iterator[tuple[int, Tr
             yield 4, change(beside, n_requests=asked.n_requests, per_second=per_second, rule=SERVER)
 
 
-CALLS = "10-scheduling"  # the study whose journal the simulation is fitted on
+CALLS = "07-scheduling"  # the study whose journal the simulation is fitted on
 MACHINES = (1, 10, 100, 1000, 10_000)
 DAY, DAYS = 200, 6  # mean requests of a machine in a day; repetitions
 WELL = 0.99  # of all requests are to be served in time
@@ -119,7 +119,7 @@ LIMIT_S = 1800.0
 
 
 def fleet(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 10: fleets of simulated machines. No engine runs; call times come from the journal of loads."""
+    """Chapter 7: fleets of simulated machines. No engine runs; call times come from the journal of loads."""
     check_scale(scale)
     rows_sha256 = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
     base = Fleet(model=MODELS[0], scale=scale, rows_sha256=rows_sha256, rule=FIRST[1], n_seq=SLOTS)
@@ -128,7 +128,7 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
         change(base, n_machines=n, pattern=pattern, balance=balance)
         for n, pattern, balance in product(MACHINES, ("steady", "diurnal", "bursty"), ("round robin", "least work"))
     )
-    return Plan("10-fleet", scale, cells, (), None, 1, 0, LIMIT_S, workload="plamo_study.laws.fleets")
+    return Plan("07-fleet", scale, cells, (), None, 1, 0, LIMIT_S, workload="plamo_study.laws.fleets")
 
 
 def digest(journal: Path) -> str:

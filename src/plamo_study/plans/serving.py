@@ -44,7 +44,7 @@ LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
 
 def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 11: every server found here; without llama-server, the Python server, whose rows say what is missing.
+    """Chapter 9: every server found here; without llama-server, the Python server, whose rows say what is missing.
 
     `sweep`: other files, slots, requests at a time, rates, lengths or settings. StudyError for a setting that the
     servers are not started with.
@@ -92,7 +92,7 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     parts = [part for base in bases for part in _parts(base, widths if has_llama else (), sweep.n_prompt or PROMPTS)]
     others += [part for part in parts if sweep.n_prompt or fits(part)]
     cells = tuple(dict.fromkeys([*needed, *others]))
-    planned = with_gates("11-serving", own, tuple(c for c in cells if not isinstance(c, Serving)), exact_cache=False)
+    planned = with_gates("09-serving", own, tuple(c for c in cells if not isinstance(c, Serving)), exact_cache=False)
     compared = tuple(cell for cell in cells if isinstance(cell, Serving) and _compared(cell, files[0]))
     planned = replace(planned, cells=cells, compared=compared, needed=len(dict.fromkeys(needed)), extra_blocks=0)
     limit = PATIENCE * planned.time_limit_s

@@ -47,7 +47,7 @@ ROUGH, ROUGHER = "Q4_0", "Q2_K"  # the target's own weights in fewer bits, as dr
 
 
 def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 08: drafts without cost on every model; the hybrid's also on a build that removes tokens from its state.
+    """Chapter 8: drafts without cost on every model; the hybrid's also on a build that removes tokens from its state.
 
     `sweep`: other files, lengths of drafts, acceptances, threads or layers. One of the lengths takes all other
     measurements: USUAL where it is among them, else the first.
@@ -83,7 +83,7 @@ def columns(scale: str, gpu: bool = False) -> Plan:
 
 
 def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 08: real drafters on real text.
+    """Chapter 8: real drafters on real text.
 
     `sweep`: other files and a model that drafts for them, lengths of drafts, threads or layers.
     """

@@ -24,7 +24,7 @@ STEPS = 16
 
 
 def trace(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Notebook 02: one request of each model, recorded operator by operator between two unrecorded ones.
+    """Chapter 2: one request of each model, recorded operator by operator between two unrecorded ones.
 
     Prompts are shorter than in the studies of speed: the question here is where the time goes. `sweep`: other files or
     settings.

@@ -21,7 +21,7 @@ from llama_meter.rows import Row
 from llama_meter.stats import Estimate
 from plamo_study.stats import clustered
 
-NAME = "00-disturb.json.gz"
+NAME = "A-disturb.json.gz"
 BLOCKS = 3
 LOADS = {"one spinning process": 1, "two spinning processes": 2}
 OVERLAP = 0.1  # of a row's time beside a busy process: from here on it is a disturbed one

@@ -87,7 +87,7 @@ def _deeper(one: Reach, other: Reach) -> Reach:
 
 
 def _of_gates(scale: str, place: str) -> dict[At, Reach]:
-    return _of(journal.read(journal.journal_path("00-gates", scale, place)))
+    return _of(journal.read(journal.journal_path("A-gates", scale, place)))
 
 
 def _at(model: Mapping[str, Any], engine: Mapping[str, Any], on_gpu: bool) -> At:

@@ -116,7 +116,7 @@ def relay(row: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def service(row: Mapping[str, Any]) -> Iterator[Measured]:
-    """A load of notebook 09: "ttft", "itl", "itl_max", "throughput", and "arrivals" as they really came."""
+    """A load of chapter 7: "ttft", "itl", "itl_max", "throughput", and "arrivals" as they really came."""
     arrived, tokens = stamps(row["requests"])
     waits, rate = gaps(tokens) / NS, throughput(arrived, tokens) * NS
     came = (len(tokens) - 1) / arrived.max() * NS  # the mean of few random gaps differs from the nominal one

@@ -18,7 +18,7 @@ RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a cro
 OURS, AIPERF = "our client", "AIPerf"
 MADE = "commit 53f8ee5 made it"
 INSTALL = "commit 53f8ee5 made it, with AIPerf"
-CROWD, BESIDE, PROBED = "11-crowd.mini.json", "11-beside.{}.json", "11-probed.json"
+CROWD, BESIDE, PROBED = "09-crowd.mini.json", "09-beside.{}.json", "09-probed.json"
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):

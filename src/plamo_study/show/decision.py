@@ -26,9 +26,9 @@ Model = dict[str, Any]
 def losses(facts: Mapping[str, Model]) -> dict[str, float]:
     """Distance from F16, in thousandths of a nat a token, of files whose model has a small trained namesake here.
 
-    By the reference's quality rows (notebook 04b): mean KL divergence on held-out text.
+    By the reference's quality rows (chapter 5): mean KL divergence on held-out text.
     """
-    part = read("04-quality", "recorded", "mini")
+    part = read("05-quality", "recorded", "mini")
     table = quality.table(part.rows) if part else pd.DataFrame(columns=["model", "file", "kld"])
     known = {
         (row.model.rstrip("*"), row.file): 0.0 if row.file == "F16" else 1e3 * row.kld.value
@@ -103,10 +103,10 @@ def warning(arch: str, safe: bool | None) -> str:
         return ""
     if safe is None:
         return (
-            f"Nobody asked whether users may share a server of {name(arch)} on this build (notebook 17). Keep `-np 1` "
+            f"Nobody asked whether users may share a server of {name(arch)} on this build (chapter 10). Keep `-np 1` "
             "until `plamo-study probe` finds its answers right."
         )
-    return f"**Keep `-np 1` for {name(arch)}.** This build mixes the prompts of users who share a server (notebook 15)."
+    return f"**Keep `-np 1` for {name(arch)}.** This build mixes the prompts of users who share a server (chapter 4)."
 
 
 def sure(files: pd.DataFrame, best: Any) -> str:

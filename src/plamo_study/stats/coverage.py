@@ -14,7 +14,7 @@ from llama_meter import stats
 from llama_meter.stats import Estimate
 from plamo_study.stats import clustered
 
-NAME = "00-coverage.json"  # simulated at commit 53f8ee5, below data/measured/<place>
+NAME = "A-coverage.json"  # simulated at commit 53f8ee5, below data/measured/<place>
 SIZES = tuple(range(3, 11))
 CHUNKS = (12, 16, 20, 24, 32, 40)  # chunks of a text, in addition to the sizes above
 LEAST, MOST = 0.94, 0.98  # coverage allowed for an interval called 95 %
