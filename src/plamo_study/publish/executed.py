@@ -1,5 +1,6 @@
 """Read an executed notebook, and refuse it by its cell unless every output can be shown where no script runs."""
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -75,6 +76,8 @@ def _prepare(output: nbformat.NotebookNode, where: str) -> None:
     for kind in data:
         if kind.startswith("text/"):
             data[kind] = HOMES.sub("~", data[kind])
+        elif kind in ("image/png", "image/jpeg"):
+            base64.b64decode(data[kind].replace("\n", ""), validate=True)
 
 
 def _chart(spec: Any, where: str) -> theme.MimeBundle:
