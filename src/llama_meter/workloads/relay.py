@@ -3,16 +3,15 @@
 Both files have a context of the same layout. The reader evaluates a prompt without its last token; its state is saved,
 and loaded into the writer, which evaluates that token and the answer's next ones. One file alone reads the prompt to
 its end, which gives the first token, and moves nothing. Several requests are read one after the other and written
-together. A reader may have a process of its own; its states then come over a loopback connection. With several
+together. A reader may have a process of its own; its states then come over a connection. With several
 requests it reads the next prompts while those that it has read are written, and each file has half of the threads.
 Tokens are random and given beforehand, so that every answer can be held against another evaluation.
 """
 
-import select
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -32,14 +31,14 @@ from llama_meter.rows import Measured, passed
 WARM_TOKENS, WARM_STEPS = 32, 2  # evaluated by each file before anything is timed, with as many sequences
 
 
-class Reading(peers.Strict, frozen=True, kw_only=True):
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Task of a reader that has a process of its own."""
 
     cell: Relay
     path: str
 
 
-class Loaded(peers.Strict, frozen=True, kw_only=True):
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """The reader is warm: seconds to load, nanoseconds to warm up, bytes of its process before and after."""
 
     load_s: float
@@ -47,14 +46,14 @@ class Loaded(peers.Strict, frozen=True, kw_only=True):
     resident: tuple[float, float]
 
 
-class Wanted(peers.Strict, frozen=True, kw_only=True):
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which prompt to read."""
 
     repetition: int
     seq: int
 
 
-class Read(peers.Strict, frozen=True, kw_only=True):
+class Read(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt is read: nanoseconds, tokens, and the bytes of its state, which follow."""
 
     read_ns: int
@@ -83,22 +82,22 @@ class Here:
 class There:
     """A reader in another process, which knows the prompts; its CPU time is the cell's own."""
 
-    line: socket.socket
+    line: Connection
     helpers: tuple[int, ...]
 
     def state(self, wanted: Wanted, _: np.ndarray) -> tuple[np.ndarray, Read]:
         """The state of a prompt, once all of it is here."""
-        peers.send(self.line, wanted)
+        self.line.send(wanted)
         return self.next()
 
     def next(self) -> tuple[np.ndarray, Read]:
         """The next state of those that were asked for, once all of it is here."""
-        came = peers.receive(self.line, Read)
+        came = self.line.recv()
         return peers.take(self.line, came.n_bytes), came
 
     def has_read(self) -> bool:
         """Whether a state has begun to come, or the reader is gone."""
-        return bool(select.select([self.line], [], [], 0)[0])
+        return self.line.poll()
 
 
 def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
@@ -115,9 +114,9 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
         reader: Here | There | None = None
         if cell.n_processes > 1:
             task = Reading(cell=cell, path=str(path))
-            peer = stack.enter_context(peers.started("llama_meter.workloads.relay", {"the reader": task}))["the reader"]
+            peer = stack.enter_context(peers.started(__name__, {"the reader": task}))["the reader"]
             reader = There(peer.line, (peer.process.pid,))
-            first = peers.receive(reader.line, Loaded)
+            first = reader.line.recv()
             stage("load 2")
             writer, last = _opened(stack, cell, others[0])
             ready = [first, last]
@@ -245,7 +244,7 @@ def _overlapped(
     writer.clear()
     with watch.timed(*reader.helpers):
         for seq in range(cell.n_seq):
-            peers.send(reader.line, Wanted(repetition=repetition, seq=seq))
+            reader.line.send(Wanted(repetition=repetition, seq=seq))
         while len(last) < cell.n_seq:
             while len(states) < cell.n_seq and (not at or reader.has_read()):
                 start, seq = clock(), len(states)
@@ -289,22 +288,18 @@ def _proved(
     return checks | ({} if alone else {"state_identical": identical})
 
 
-def _reader(task: Reading, line: socket.socket) -> None:
+def serve(task: Reading, line: Connection) -> None:
     """In a process of its own: load, and read prompts as they are wanted until nobody is there."""
     library.capture_log([])
     with ExitStack() as stack:
         session, ready = _opened(stack, task.cell, Path(task.path))
         tokens, reader = drawn(task.cell, session.n_vocab), Here(session)
-        peers.send(line, ready)
+        line.send(ready)
         while True:
-            wanted = peers.receive(line, Wanted)
+            wanted = line.recv()
             state, took = reader.state(wanted, tokens[wanted.repetition, wanted.seq, : task.cell.n_prompt - 1])
-            peers.send(line, took)
+            line.send(took)
             peers.push(line, state)
 
 
 RUNS = {Relay: run}
-
-if __name__ == "__main__":
-    with peers.joined(Reading) as (task, line):
-        _reader(task, line)

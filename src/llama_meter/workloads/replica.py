@@ -9,6 +9,7 @@ import mmap
 import re
 import signal
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -18,8 +19,8 @@ from llama_meter.cells import Replicas
 from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import machine, peers, proof, sessions, watch
-from llama_meter.measure.peers import Go, clock
+from llama_meter.measure import machine, proof, sessions, watch
+from llama_meter.measure.peers import clock
 from llama_meter.measure.proof import Prompts
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Evidence
@@ -149,12 +150,11 @@ def _steps(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray, 
         ends[i] = clock()
 
 
-if __name__ == "__main__":
-    with peers.joined(Task) as (task, line):
+def serve(task: Task, line: Connection) -> None:
+    """Be one replica, which waits after each report until all have reported."""
 
-        def say(what: msgspec.Struct) -> None:
-            """Report, and wait until all have."""
-            peers.send(line, what)
-            peers.receive(line, Go)
+    def say(what: msgspec.Struct) -> None:
+        line.send(what)
+        line.recv()
 
-        run(task, say, board(task.board, task.cell)[task.number])
+    run(task, say, board(task.board, task.cell)[task.number])

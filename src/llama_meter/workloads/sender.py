@@ -2,24 +2,20 @@
 
 import hashlib
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from llama_meter.cells import Service, Shipment, Traffic
-from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.errors import StudyError
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import peers, sessions
-from llama_meter.measure.peers import Go, Strict, clock
-from llama_meter.models import tensors
+from llama_meter.measure.peers import clock
 
 WARM_STEPS = 2
 SPLIT = "split"
@@ -29,31 +25,17 @@ Asking = Service | Traffic  # cells in which requests arrive
 # ---------------------------------------------------------------- what is said
 
 
-class Origin(Strict, frozen=True, kw_only=True):
-    """Properties that two contexts must share for one to continue from the other's state."""
-
-    model: str  # SHA-256 of the file
-    engine: str  # SHA-256 of the libraries
-    type_k: str
-    type_v: str
-    flash_attn: str
-    n_seq_max: int
-    kv_unified: bool
-    swa_full: bool
-
-
-class Spent(Strict, frozen=True, kw_only=True):
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds spent on a state before it was announced."""
 
-    prefill: Annotated[int, msgspec.Meta(ge=0)]
-    save: Annotated[int, msgspec.Meta(ge=0)]
-    check: Annotated[int, msgspec.Meta(ge=0)]
+    prefill: int
+    save: int
+    check: int
 
 
-class State(Strict, frozen=True, kw_only=True):
-    """Header of a sequence's state: its origin and contents."""
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What announces a sequence's state."""
 
-    origin: Origin
     request: int = 0
     n_tokens: int  # evaluated, and in the state
     token: int  # first of the answer: not in the state, and a recurrent state cannot go back to compute it
@@ -62,23 +44,10 @@ class State(Strict, frozen=True, kw_only=True):
     spent: Spent  # on the sender's side
 
 
-class Reply(Strict, frozen=True, kw_only=True):
-    """The receiver's reply to an announced or sent state: accepted, or the reason for a refusal."""
-
-    refused: str = ""
-
-
-class Hello(Strict, frozen=True, kw_only=True):
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The sender is ready."""
 
     pid: int
-
-
-class Proof(Strict, frozen=True, kw_only=True):
-    """Header of the logits that the sender computed from the state it shipped."""
-
-    n_steps: int
-    n_vocab: int
 
 
 # ---------------------------------------------------------------- what both sides derive
@@ -108,12 +77,6 @@ def _config(cell: Shipment | Asking, n_threads: int) -> SessionConfig:
     n_seq = 1 if isinstance(cell, Shipment) else cell.n_seq
     changes = {"n_seq_max": n_seq, "n_threads": max(n_threads, 1), "n_threads_batch": max(n_threads, 1)}
     return sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False, **changes)
-
-
-def origin(path: Path, config: SessionConfig) -> Origin:
-    """Properties that a context of this file and configuration shares with those that can load its states."""
-    same = {name: getattr(config, name) for name in Origin.__struct_fields__ if hasattr(config, name)}
-    return Origin(model=tensors.sha256(path), engine=library.describe()["sha256"], **same)
 
 
 def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
@@ -168,7 +131,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[socket.socket]:
+def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[Connection]:
     """Start a cell's sender and yield the connection to it. `lengths`: tokens of each request's prompt."""
     order = Order(cell=cell, path=str(path), lengths=list(lengths))
     with peers.started(__name__, {"the sender": order}) as by_name:
@@ -178,42 +141,40 @@ def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) ->
 # ---------------------------------------------------------------- in the sender's process
 
 
-def serve(order: Order, line: socket.socket) -> None:
+def serve(order: Order, line: Connection) -> None:
     """Ship all states of the cell; the receiver records the times."""
     cell, path = order.cell, Path(order.path)
     with Session(path, sending(cell)) as session:
-        own = origin(path, receiving(cell))
         prompts = tokens(cell, session.n_vocab)
         warm(session, prompts[0])
-        peers.send(line, Hello(pid=os.getpid()))
+        line.send(Hello(pid=os.getpid()))
         if isinstance(cell, Shipment):
             for prompt in prompts:
-                peers.receive(line, Go)
-                _ship_and_prove(line, session, cell, own, prompt)
+                line.recv()
+                _ship_and_prove(line, session, cell, prompt)
         else:
             due = zip(arrivals(cell), prompts, order.lengths, strict=True)
-            _ship_all(line, session, own, [(arrives, prompt[:n]) for arrives, prompt, n in due])
-        peers.receive(line, Go)  # the receiver reads this process's CPU time while it lives
+            _ship_all(line, session, [(arrives, prompt[:n]) for arrives, prompt, n in due])
+        line.recv()  # the receiver reads this process's CPU time while it lives
 
 
-def _ship_and_prove(line: socket.socket, session: Session, cell: Shipment, own: Origin, prompt: np.ndarray) -> None:
+def _ship_and_prove(line: Connection, session: Session, cell: Shipment, prompt: np.ndarray) -> None:
     """Ship a state, then continue decoding from it here and send the logits as proof."""
-    token = _ship(line, session, own, prompt, 0, cell.link_bps)
+    token = _ship(line, session, prompt, 0, cell.link_bps)
     rows = greedy(session, token, cell.n_gen)
-    peers.send(line, Proof(n_steps=len(rows), n_vocab=session.n_vocab))
-    peers.push(line, rows)
+    line.send(rows)
 
 
-def _ship_all(line: socket.socket, session: Session, own: Origin, due: list[tuple[int, np.ndarray]]) -> None:
+def _ship_all(line: Connection, session: Session, due: list[tuple[int, np.ndarray]]) -> None:
     """Prefill prompts one by one as they arrive, and ship each state immediately."""
-    began = peers.receive(line, Go).at_ns
+    began = line.recv().at_ns
     for number, (arrives, prompt) in enumerate(due):
         wait_until(began + arrives)
-        _ship(line, session, own, prompt, number, 0)
+        _ship(line, session, prompt, number, 0)
 
 
-def _ship(line: socket.socket, session: Session, own: Origin, prompt: np.ndarray, number: int, bps: int) -> int:
-    """Prefill a prompt and ship its state; the answer's first token. StudyError if the receiver refuses."""
+def _ship(line: Connection, session: Session, prompt: np.ndarray, number: int, bps: int) -> int:
+    """Prefill a prompt and ship its state; the answer's first token."""
     session.clear()
     began = clock()
     token = int(session.prefill({0: prompt})[0][-1].argmax())
@@ -223,38 +184,19 @@ def _ship(line: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     sha256 = digest(state)
     hashed = clock()
     spent = Spent(prefill=read - began, save=saved - read, check=hashed - saved)
-    header = State(
-        origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent
-    )
+    header = State(request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent)
     offer(line, header, state, bps)
     return token
 
 
-def offer(line: socket.socket, header: State, data: np.ndarray, bps: int = 0) -> None:
-    """Announce a state, send it once the peer accepts, and wait for its confirmation.
-
-    Raises
-    ------
-    StudyError
-        The peer refuses the state, before or after the transfer, or is gone.
-
-    """
-    peers.send(line, header)
-    _accepted(line)
+def offer(line: Connection, header: State, data: np.ndarray, bps: int = 0) -> None:
+    """Announce a state, send it once the peer is ready, and wait until it has arrived."""
+    line.send(header)
+    line.recv()
     peers.push(line, data, bps)
-    _accepted(line)
-
-
-def _accepted(line: socket.socket) -> None:
-    if why := peers.receive(line, Reply).refused:
-        raise StudyError("the receiver", f"refused: {ascii(why)[1:-1]}", "send what it can take")
+    line.recv()
 
 
 def digest(data: np.ndarray) -> str:
     """SHA-256 of an array's bytes, 64 hex digits."""
     return hashlib.sha256(data.data).hexdigest()
-
-
-if __name__ == "__main__":
-    with peers.joined(Order) as given:
-        serve(*given)

@@ -6,11 +6,11 @@ half decodes. Tokens are given beforehand, so that every answer can be checked a
 """
 
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,13 @@ import numpy as np
 from llama_meter.cells import Service, Shipment
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
-from llama_meter.measure import peers, proof, watch
+from llama_meter.measure import proof, watch
 from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.workloads import sender, shipment
-from llama_meter.workloads.sender import Asking, Hello, Reply, State
+from llama_meter.workloads.sender import Asking, State
 from llama_meter.workloads.shipment import Receiver, receiving
 
 HEAD_START_NS = 50_000_000  # from now to the agreed start, so that both processes are ready
@@ -130,12 +130,12 @@ def _source(cell: Asking, asked: Asked, path: Path, receiver: Receiver) -> Itera
     """Source of requests: a function to admit one, the start time (ns), and the pids of other processes at work."""
     if sender.is_split(cell):
         with sender.started(cell, path, asked.prompt) as line:
-            pid = peers.receive(line, Hello).pid
+            pid = line.recv().pid
             began = clock() + HEAD_START_NS
-            peers.send(line, Go(at_ns=began))
+            line.send(Go(at_ns=began))
             inbox = _Inbox(receiver, line)
             yield inbox.admit, began, (pid,)
-            peers.send(line, Go())
+            line.send(Go())
     else:
         began = clock() + HEAD_START_NS
         yield _prompts(cell, asked, receiver, began), began, ()
@@ -161,20 +161,20 @@ def _prompts(cell: Asking, asked: Asked, receiver: Receiver, began: int) -> Admi
 class _Inbox(threading.Thread):
     """Thread that receives shipments during decoding; `admit` loads the next one into a sequence."""
 
-    def __init__(self, receiver: Receiver, line: socket.socket):
+    def __init__(self, receiver: Receiver, line: Connection):
         super().__init__(daemon=True)
         self.receiver, self.line = receiver, line
-        self.came: queue.Queue[tuple[State, np.ndarray, int] | StudyError] = queue.Queue()
+        self.came: queue.Queue[tuple[State, np.ndarray, int] | Exception] = queue.Queue()
         self.start()
 
     def run(self) -> None:
         """Receive and acknowledge shipments one by one; an error is passed on and ends the thread."""
         try:
-            for _ in range(self.receiver.n_requests):
+            for _ in self.receiver.tokens:
                 header, data, taken = self.receiver.arrived(self.line)
                 self.came.put((header, data, header.spent.save + header.spent.check + sum(taken.values())))
-                peers.send(self.line, Reply())
-        except StudyError as error:
+                self.line.send(Go())
+        except (StudyError, EOFError, OSError) as error:
             self.came.put(error)
 
     def admit(self, seq: int, wait: bool) -> Answer | None:
@@ -183,7 +183,7 @@ class _Inbox(threading.Thread):
             arrival = self.came.get(block=wait)
         except queue.Empty:
             return None
-        if isinstance(arrival, StudyError):
+        if isinstance(arrival, Exception):
             raise arrival
         header, data, shipped_ns = arrival
         start = clock()
