@@ -333,25 +333,6 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
 # ---------------------------------------------------------------- servers
 
 
-@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
-def test_an_abort_of_a_program_that_is_not_ours_is_an_exit_code_too_and_no_crash_report(mac, tmp_path, monkeypatch):
-    assert machine.unreported({"A": "b"}) == {"A": "b"}, "without Apple's compiler"
-    machine._no_reports.cache_clear()
-    mac.say("xcode-select -p", "/Library/Developer/CommandLineTools")
-    monkeypatch.setattr(machine, "UNIVERSAL", ())  # this system's compiler makes libraries for one architecture
-    library = machine.unreported({})[machine.INSERTED]
-    assert machine.unreported({machine.INSERTED: "own"}) == {machine.INSERTED: f"own:{library}"}
-    variables = os.environ | dict.fromkeys(("LD_PRELOAD", machine.INSERTED), library)
-    aborted = subprocess.run([sys.executable, "-c", "import os; os.abort()"], env=variables, check=False).returncode
-    assert aborted > 0
-    assert machine.how_ended(aborted) == "SIGABRT"
-    assert library in last_words(tmp_path, monkeypatch, "has '$DYLD_INSERT_LIBRARIES'")
-    machine._no_reports.cache_clear()
-    with subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], env=variables) as process:
-        process.wait()
-        assert server.Server("", process, None).exit == -signal.SIGABRT
-
-
 def last_words(folder, monkeypatch, said, **fields):
     """What a foreign llama-server that ends at once says of how it was started."""
     monkeypatch.setenv(server.NAMED, str(as_llama_server(folder, before=f'echo "{said}"; exit 3')))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
+import psutil
 import pytest
 from conftest import mini
 from test_runner import small_plan
@@ -132,43 +133,14 @@ def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(tmp_pat
     assert msgspec.json.encode(State()) == b"{}"
 
 
-MOUSE = {"type": "Battery", "scope": "Device", "status": "Discharging", "present": "1"}
-ADAPTER, LAPTOP = {"type": "Mains", "online": "1"}, {"type": "Battery", "scope": "System", "present": "1"}
-PORT = {"type": "USB", "online": "0"}  # a port that nothing feeds
-
-
-@pytest.mark.case(2)
-@pytest.mark.parametrize(
-    ("supplies", "source"),
-    [
-        ({}, "unknown"),
-        ({"hidpp_battery_0": MOUSE}, "unknown"),
-        ({"ACAD": ADAPTER, "BAT1": LAPTOP | {"status": "Not charging"}}, "ac"),
-        ({"ACAD": ADAPTER, "BAT1": LAPTOP | {"status": "Discharging"}}, "ac"),
-        ({"ADP1": ADAPTER | {"online": "0"}, "BAT0": LAPTOP | {"status": "Discharging"}}, "battery"),
-        ({"ADP1": ADAPTER | {"online": "0"}, "BAT0": LAPTOP | {"status": "Unknown"}}, "battery"),
-        ({"ADP1": ADAPTER | {"online": "0"}, "hidpp_battery_0": MOUSE}, "unknown"),
-        ({"ucsi-source-psy-1": PORT | {"online": "1"}, "macsmc-battery": LAPTOP | {"status": "Full"}}, "ac"),
-        ({"ucsi-source-psy-1": PORT, "BAT0": LAPTOP | {"status": "Not charging"}}, "ac"),
-        ({"BAT0": LAPTOP | {"status": "Charging"}}, "ac"),
-        ({"BAT0": LAPTOP | {"status": "Unknown"}}, "unknown"),
-        ({"BAT0": {"type": "Battery", "status": "Discharging"}}, "battery"),
-        ({"BAT0": LAPTOP | {"status": "Full"}, "BAT1": LAPTOP | {"status": "Discharging"}}, "battery"),
-        ({"BAT0": LAPTOP | {"status": "Discharging", "present": "0"}}, "unknown"),
-        ({"ups": {"type": "UPS", "status": "Discharging", "online": "1"}}, "unknown"),
-        ({"odd": {"type": "Mains", "online": "<unknown>"}, "BAT0": {}}, "unknown"),
-    ],
-)
-def test_only_a_battery_of_the_machine_counts_and_only_where_no_supply_is_online(
-    supplies, source, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(system, "SYS", tmp_path)
+@pytest.mark.parametrize(("plugged", "source"), [(True, "ac"), (False, "battery"), (None, "unknown")])
+def test_a_battery_is_said_as_far_as_it_is_known_who_feeds_it(plugged, source, monkeypatch):
     monkeypatch.setattr(machine, "MACOS", False)
-    for name, files in supplies.items():
-        for file, said in files.items():
-            (tmp_path / "class/power_supply" / name).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "class/power_supply" / name / file).write_text(f"{said}\n")
+    battery = SimpleNamespace(power_plugged=plugged)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     assert machine.state().power_source == source
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    assert machine.state().power_source == "unknown"
 
 
 @pytest.mark.case(1)

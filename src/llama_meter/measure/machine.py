@@ -10,7 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,12 +36,6 @@ MEMORY_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}  # DISPATCH_MEM
 ANSWER_S = 10.0  # that a program of the system may take to answer
 STATE_S = 2.0  # the same for the state around a row, which is asked for twice a row
 ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
-# A library that makes an abort of any program an exit code, for both architectures: a server may be one of Intel's.
-INSERTED, NO_REPORTS, UNIVERSAL = "DYLD_INSERT_LIBRARIES", "no-reports.dylib", ("-arch", "arm64", "-arch", "x86_64")
-ON_ABORT = """#include <signal.h>
-#include <unistd.h>
-__attribute__((constructor)) static void on_abort(void) { signal(SIGABRT, _exit); }
-"""
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 EFFICIENCY = "Efficiency"  # the level of a Mac's cores that get no thread; the others are Super and Performance
 SMALLEST_CACHE = 32 << 20  # bytes assumed where a system reports no cache
@@ -171,7 +164,7 @@ def state() -> State:
     """
     if not MACOS:
         return State(
-            power_source=system.power_source() or "unknown",
+            power_source=_power_source() or "unknown",
             power_mode=system.governor() or "unknown",
             swapped_bytes=_swapped(
                 r"^pswp(?:in|out) (\d+)$", system.text(system.PROC / "vmstat"), resource.getpagesize()
@@ -198,6 +191,12 @@ def state() -> State:
         swapped_bytes=_swapped(r"^Swap(?:ins|outs): +(\d+)\.$", pages, int(size.group(1))) if size else None,
         gpu_used=max(used) / 100 if used else None,
     )
+
+
+@optional
+def _power_source() -> str | None:
+    battery = psutil.sensors_battery()
+    return None if battery is None or battery.power_plugged is None else "ac" if battery.power_plugged else "battery"
 
 
 def _boards() -> dict[str, Any]:
@@ -401,30 +400,6 @@ def report_no_abort() -> None:
         system = ctypes.CDLL(None)
         system.signal.argtypes, system.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
         system.signal(signal.SIGABRT, ctypes.cast(system._exit, ctypes.c_void_p))
-
-
-def unreported(variables: dict[str, str]) -> dict[str, str]:
-    """An environment in which a program that is not ours does as after `report_no_abort`: on a Mac, a library sets it.
-
-    Unchanged elsewhere, and on a Mac without Apple's compiler: there its aborts are reported.
-    """
-    if not MACOS or not (folder := _no_reports()):
-        return variables
-    inserted = filter(None, (variables.get(INSERTED), f"{folder.name}/{NO_REPORTS}"))
-    return variables | {INSERTED: ":".join(inserted)}
-
-
-@cache  # with the folder, which lasts as long as this process
-@optional
-def _no_reports() -> tempfile.TemporaryDirectory[str] | None:
-    if not _output("xcode-select", "-p"):  # without its tools, cc opens a dialogue
-        return None
-    folder = tempfile.TemporaryDirectory(prefix="plamo-study-")
-    source = Path(folder.name) / "on-abort.c"
-    source.write_text(ON_ABORT)
-    command = ["cc", *UNIVERSAL, "-shared", "-fPIC", str(source), "-o", f"{folder.name}/{NO_REPORTS}"]
-    subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=True)
-    return folder
 
 
 def ended_by(code: int) -> int:

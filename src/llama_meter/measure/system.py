@@ -13,7 +13,6 @@ PROC, SYS = Path("/proc"), Path("/sys")  # macOS has neither
 CPUS = "devices/system/cpu/cpu[0-9]*"
 MODEL = ("model name", "Model Name", "uarch", "cpu")  # of x86, LoongArch, RISC-V and POWER, in /proc/cpuinfo
 FAST = 0.5  # of the largest capacity: CPUs beyond it are performance cores (the second tier of a phone's chip has 0.7)
-CHARGED = ("charging", "full", "not charging")  # of a battery that something else feeds
 
 
 def optional(read: Callable[P, T]) -> Callable[P, T | None]:
@@ -126,38 +125,10 @@ def hot() -> int | None:
     return round(sum(counts)) if counts else None
 
 
-# ---------------------------------------------------------------- power
-
-
 def governor() -> str:
     """The governor of the first CPU that has a clock to govern; empty without one."""
     paths = sorted(SYS.glob(f"{CPUS}/cpufreq/scaling_governor"))
     return next(filter(None, (text(path).strip() for path in paths)), "")
-
-
-def power_source() -> str | None:
-    """ac, battery, or None where the kernel shows neither a supply nor a battery of the machine.
-
-    Batteries of a mouse or a headset (scope "Device") are not the machine's. A battery feeds the machine where no
-    supply is online and it discharges, or says nothing while the supplies that there are say that they are off. On a
-    supply, a battery at its charge limit says "Not charging".
-    """
-    supplies, batteries = [], []
-    for supply in SYS.glob("class/power_supply/*"):
-        kind, scope = text(supply / "type").strip().lower(), text(supply / "scope").strip().lower()
-        if scope == "device" or text(supply / "present").strip() == "0":
-            continue
-        if kind == "battery":
-            batteries.append(text(supply / "status").strip().lower())
-        elif kind and kind != "ups" and (online := number(supply / "online")) is not None:
-            supplies.append(online > 0)
-    if any(supplies):
-        return "ac"
-    if not batteries:
-        return None
-    if "discharging" in batteries:
-        return "battery"
-    return "ac" if set(batteries) & set(CHARGED) else "battery" if supplies else None
 
 
 # ---------------------------------------------------------------- control groups

@@ -208,7 +208,7 @@ def offload(n_gpu_layers: int) -> list[str]:
 def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
     try:
-        return subprocess.Popen(command, env=machine.unreported(variables), cwd=children.NOWHERE, **ends)
+        return subprocess.Popen(command, env=variables, cwd=children.NOWHERE, **ends)
     except OSError as error:
         raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
 
