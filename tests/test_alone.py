@@ -56,12 +56,12 @@ def at_work(running, lock):
     assert running.poll() is None
 
 
-SECOND = (("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",))
+SECOND = (("study", "--minutes", "0.01"), ("run", "plain", "-p", "source", "recorded"), ("publish",))
 
 
 @pytest.mark.long
 def test_of_two_runs_one_wins_the_other_says_who_is_at_work_and_a_killed_one_is_in_nobody_s_way(root):
-    lock, command = root / "reports" / LOCK, ("run", "plain", "--source", "recorded")
+    lock, command = root / "reports" / LOCK, ("run", "plain", "-p", "source", "recorded")
     killed = start(root, *command)
     at_work(killed, lock)
     left = psutil.Process(killed.pid).children(recursive=True)

@@ -89,7 +89,7 @@ def notebooks(folder):
         ]
         cells[0].metadata.tags = ["parameters"]
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), name)
-    asked = [PLAMO_STUDY, "run", "98-one.ipynb", "99-two.ipynb", "--source", "recorded", "--scale", "mini"]
+    asked = [PLAMO_STUDY, "run", "98-one.ipynb", "99-two.ipynb", "-p", "source", "recorded", "--scale", "mini"]
     done = subprocess.run(asked, env=os.environ | {"PLAMO_STUDY_ROOT": str(folder)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,7 +1,6 @@
 """What stands at a door: files that nobody may lose, things without end, words a terminal would obey, full disks."""
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -19,7 +18,6 @@ from llama_meter import disk, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import result_file
 from llama_meter.rows import Row
-from plamo_study.cli import terminal
 from plamo_study.cli.terminal import Terminal, grid
 from plamo_study.publish.pages import publish
 
@@ -33,7 +31,7 @@ FEW_TOKENS = ("--n-prompt", "16", "--n-gen", "2")
 # ------------------------------------------------------------------ outputs
 
 OUTPUTS = {  # every command that is told where to write
-    "check": ("models", "check", MODEL, "--no-gate", "--repair"),
+    "check": ("models", "check", MODEL, "--repair"),
     "quantize": ("models", "quantize", MODEL, "--type", "Q8_0", "--out"),
 }
 KINDS = ("fifo", "folder", "to fifo", "to nothing", "old", *(["null", "to null"] if os.geteuid() == 0 else []))
@@ -86,8 +84,7 @@ def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command):
 AS_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 NO_WRITING = (  # asked in a project that nobody may write to
     ("publish",),
-    ("run", "00", "--source", "recorded"),
-    ("models", "make"),
+    ("run", "01", "-p", "source", "recorded"),
     ("measure", "01-phase-asymmetry"),
 )
 
@@ -117,7 +114,7 @@ def read_only(tmp_path_factory):
     folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
     for folder in folders:
         folder.chmod(0o555)
-    check = ("models", "check", str(root / "model.gguf"), "--no-gate")
+    check = ("models", "check", str(root / "model.gguf"))
     with contextlib.chdir(root):
         told = in_one_process(root, *NO_WRITING, check, prefix=AS_USER)
     for folder in folders:
@@ -141,7 +138,7 @@ def test_a_read_only_disk_is_not_to_be_mended_with_chmod(tmp_path):
     root = project(tmp_path)
     mount = f"mount --bind {root} {root} && mount -o remount,ro,bind {root}"
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "-", *CLI, *NO_WRITING[3]],
+        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "-", *CLI, *NO_WRITING[2]],
         capture_output=True, text=True, env=os.environ | {"PLAMO_STUDY_ROOT": str(root)}, check=False,
     )  # fmt: skip
     if "mount" in done.stderr:
@@ -191,7 +188,7 @@ def test_a_notebook_that_does_not_fit_on_the_disk_is_a_result_and_the_next_one_r
         given = nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]})
         plain.cells = [nbformat.v4.new_markdown_cell("# Is there room?"), given, nbformat.v4.new_code_cell(code)]
         nbformat.write(plain, root / f"notebooks/{name}.ipynb")
-    asked = ("run", "large", "small", "--source", "recorded")
+    asked = ("run", "large", "small", "-p", "source", "recorded")
     ((code, said),) = in_one_process(root, asked, file_limit=100_000)
     assert code == 1, said
     assert "large.ipynb" in said
@@ -206,13 +203,9 @@ LONG = "x" * 300
 DEEP = "[" * 100_000
 NEW = ("--type", "Q8_0", "--out", "new.gguf")
 BAD_INPUT = {
-    "text without end": (("models", "quality", "/dev/zero"), "no regular file"),
-    "text in a pipe": (("models", "quality", "fifo"), "no regular file"),
-    "short text": (("models", "quality", "short.txt"), "one chunk takes"),
-    "long name of a text": (("models", "quality", LONG), "File name too long"),
     "long name of a file": (("models", "check", LONG), "File name too long"),
     "long name of an output": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", LONG), "File name too long"),
-    "long name of a notebook": (("run", f"{LONG}.ipynb", "--source", "recorded"), "File name too long"),
+    "long name of a notebook": (("run", f"{LONG}.ipynb", "-p", "source", "recorded"), "File name too long"),
     "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no regular file"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
@@ -244,26 +237,6 @@ def test_what_cannot_be_taken_in_is_one_message(bad_input, name):
     assert "Traceback" not in said
 
 
-TEXTS = {  # a text that nobody wrote, and what is wrong with it, if anything
-    "one byte": (b"x", "one chunk takes"),
-    "a word": (b"word" * 2, "one chunk takes"),
-    "spaces": (b" " * 1_000_000, "is empty"),
-    "no text": (b"\xff\xfe" + bytes(10_000), "not UTF-8 (byte 0 is 0xff)"),
-    "half a character": (b"a" * 1_000_000 + "日".encode()[:2], "not UTF-8 (byte 1000000 is 0xe6)"),
-    "a lone surrogate": (b"a" * 10_000 + b"\xed\xa0\x80", "not UTF-8 (byte 10000 is 0xed)"),
-    "one line": (b"a word and " * 1_000_000, "has 1 lines, 32 prompts"),
-}
-
-
-@pytest.mark.long
-def test_a_text_that_nobody_wrote_is_refused_before_anything_is_measured(tmp_path):
-    for name, (content, _) in TEXTS.items():
-        (tmp_path / name).write_bytes(content)
-    answers = in_one_process(paths.ROOT, *(("models", "quality", str(tmp_path / name)) for name in TEXTS), limit=LIMIT)
-    for (name, (_, why)), (code, said) in zip(TEXTS.items(), answers, strict=True):
-        assert (code, why in said) == (2, True), (name, said)
-
-
 def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     (tmp_path / "local").mkdir()
@@ -288,14 +261,10 @@ def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatc
     console = Terminal()
     console.print(table)
     console.print("\x1b[2J[/nothing]", style="red")
-    terminal.echo({"a": "\x9b\x1b\u202e"})
     said = capsys.readouterr().out
     assert "\x1b[31m" in said
     assert "\x1b[2J" not in said
-    assert "\x9b" not in said
-    assert "\u202e" not in said
     assert "[bold]x[/bold]" in said
-    assert json.loads(said.splitlines()[-1]) == {"a": "\x9b\x1b\u202e"}
 
 
 # ------------------------------------------------------------------ widths, encodings, closed streams
@@ -322,13 +291,10 @@ def cli(*arguments, command="", **environment):
 @pytest.mark.long
 @pytest.mark.case(16)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_output_cannot_encode_is_escaped_and_json_stays_json(encoding, tmp_path):
+def test_what_an_output_cannot_encode_is_escaped(encoding, tmp_path):
     name = tmp_path / "文字é😀.gguf"
     shutil.copy(mini_file(DRAFT), name)
-    done = cli("models", "check", str(name), "--no-gate", "--json", PYTHONIOENCODING=encoding)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.decode(encoding).splitlines()[0])["file"] == str(name)
-    done = cli("models", "check", str(name), "--no-gate", PYTHONIOENCODING=encoding)
+    done = cli("models", "check", str(name), PYTHONIOENCODING=encoding)
     assert done.returncode == 0, done.stderr
     assert r"\u6587\u5b57" in done.stdout.decode(encoding)
 

@@ -93,14 +93,6 @@ def test_what_is_no_recipe_is_named_with_what_is(name, keep, message):
         recipe(name, keep)
 
 
-def test_a_command_line_names_one_recipe():
-    assert recipes.chosen(None, "Q6_K", ["ssm_out=BF16"]) == recipes.chosen("Q6_K-ssm_out-BF16", None)
-    for name, file_type in ((None, None), ("Q4_0", "Q4_0")):
-        with pytest.raises(StudyError, match="names") as refused:
-            recipes.chosen(name, file_type)
-        assert "--recipe NAME or --type TYPE" in refused.value.mend
-
-
 def test_the_recipe_takes_the_place_of_the_type_in_the_name():
     for source in ("a/m.BF16.gguf", "a/m.gguf", "a/m.f16.gguf"):
         assert recipes.default_out(Path(source), Recipe("Q4_0")) == Path("a/m.Q4_0.gguf")
@@ -142,11 +134,9 @@ def test_an_exempted_tensor_stays_byte_for_byte_and_float_types_take_exceptions_
     assert header.read(out).number("general.file_type") == 1
 
 
-def test_quantizing_twice_must_be_asked_for(tmp_path):
+def test_nothing_is_quantized_twice(tmp_path):
     once = quantizing.quantize(mini_file(), tmp_path / "once.gguf", Recipe("Q8_0"))
-    assert "--requantize" in refused("is quantized already", once, tmp_path / "twice.gguf").mend
-    twice = quantizing.quantize(once, tmp_path / "twice.gguf", Recipe("Q4_0"), requantize=True)
-    assert "Q4_0" in {tensor.dtype for tensor in tensors.tensor_table(twice)}
+    assert "F16" in refused("is quantized already", once, tmp_path / "twice.gguf").mend
 
 
 def test_a_source_that_cannot_be_read_or_is_the_target_is_refused(tmp_path):

@@ -23,7 +23,6 @@ def quantize(
     patterns: Sequence[tuple[str, int]] = (),
     metadata: Mapping[str, int] | None = None,
     n_threads: int = 0,
-    requantize: bool = False,
 ) -> None:
     """Write `out`: `source` as llama_ftype `file_type`, logging one line per tensor.
 
@@ -35,7 +34,6 @@ def quantize(
     params = llama.llama_model_quantize_default_params()
     check_layout(params)
     params.nthread, params.ftype, params.max_buf_size = n_threads, file_type, BUFFER
-    params.allow_requantize = requantize
     if patterns:
         params.tt_overrides = _overrides(patterns)
     if metadata:

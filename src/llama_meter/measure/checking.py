@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from llama_meter.errors import MORE_MEMORY, says_memory
-from llama_meter.measure import machine
 from llama_meter.measure.process import Outcome, work
 from llama_meter.models.check import inspect, ssm_out_findings
 from llama_meter.models.finding import AGAIN, Finding, blocking, ordered, printable
@@ -41,25 +40,19 @@ class Verdict:
 
 def check(
     path: Path,
-    sha256: str = "",
-    gate: bool = True,
     time_limit_s: float | None = None,
     memory_limit: int | None = None,
 ) -> list[Finding]:
     """Findings about a file, worst first; without a blocking one, the file may be measured.
 
-    `sha256`: 64 hex digits it should have. `gate`: let the engine load and decode it, in a worker that gets
-    `time_limit_s` seconds and `memory_limit` bytes beside the weights (None: limits that grow with the file).
-    Raises StudyError where there is no file, or `sha256` is no hash.
+    The engine loads and decodes it in a worker that gets `time_limit_s` seconds and `memory_limit` bytes beside the
+    weights (None: limits that grow with the file). Raises StudyError where there is no file.
     """
-    findings, header = inspect(path, sha256)
-    gpu = machine.MACOS
+    findings, header = inspect(path)
     if header is None or blocking(findings):
         return ordered(findings)
-    if gate:
-        verdict = through_the_gate(path, time_limit_s, memory_limit)
-        findings, gpu = findings + verdict.findings, verdict.gpu
-    return ordered(findings + ssm_out_findings(header, gpu))
+    verdict = through_the_gate(path, time_limit_s, memory_limit)
+    return ordered(findings + verdict.findings + ssm_out_findings(header, verdict.gpu))
 
 
 def through_the_gate(path: Path, time_limit_s: float | None = None, memory_limit: int | None = None) -> Verdict:

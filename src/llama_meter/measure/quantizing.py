@@ -45,7 +45,6 @@ class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     file_type: int
     patterns: list[tuple[str, int]] = []
     metadata: dict[str, int] = {}
-    requantize: bool = False
     n_threads: int = 0
 
 
@@ -54,7 +53,6 @@ def quantize(
     out: Path,
     recipe: Recipe,
     progress: Progress | None = None,
-    requantize: bool = False,
     silence_s: float = SILENCE_S,
 ) -> Path:
     """Write `source`, quantized by llama.cpp as the recipe says, to `out` and return it; a failure leaves no file.
@@ -63,7 +61,7 @@ def quantize(
     StudyError wherever `recipes.check_source` does, when `out` is `source` or the disk is too full, and when the
     quantizer refuses, aborts, or prints nothing for `silence_s` seconds.
     """
-    recipes.check_source(source, recipe, requantize)
+    recipes.check_source(source, recipe)
     size = source.stat().st_size
     file_type, patterns, right = recipes.quantizer_arguments(recipe)
     job = Quantizing(
@@ -71,7 +69,6 @@ def quantize(
         file_type=file_type,
         patterns=patterns,
         metadata=right,
-        requantize=requantize,
         n_threads=machine.performance_cores(),
     )
 
@@ -180,7 +177,6 @@ def _quantize(job: Quantizing) -> None:
         job.patterns,
         job.metadata,
         job.n_threads,
-        job.requantize,
     )
 
 

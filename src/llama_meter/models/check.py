@@ -4,7 +4,6 @@ The engine itself says what else it cannot load, in a process with limits (measu
 whether weights are the released ones.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from gguf import ReaderTensor
 
 from llama_meter.errors import StudyError
-from llama_meter.models import registry, roles, tensors
+from llama_meter.models import registry, roles
 from llama_meter.models.finding import AGAIN, Finding, block, listed
 from llama_meter.models.header import Header, check_path, core, read, shape, type_name
 from llama_meter.models.registry import ARCHS, ModelSpec
@@ -88,22 +87,17 @@ def _real(head: Header, name: str, default: float) -> float:
     return default if value is None else float(f"{value:.7g}")
 
 
-def inspect(path: Path, sha256: str = "") -> tuple[list[Finding], Header | None]:
+def inspect(path: Path) -> tuple[list[Finding], Header | None]:
     """Findings about a file, without an engine, and its header if it can be read.
 
-    `sha256`: the expected 64 hex digits. Raises StudyError when there is no file or `sha256` is no hash.
+    Raises StudyError when there is no file.
     """
     check_path(path)
-    if sha256 and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise StudyError(f"hash {sha256[:80]!r}", "is not 64 hex digits", "copy the SHA-256 as its publisher gives it")
-    findings = []
-    if sha256 and (digest := tensors.sha256(path)) != sha256.lower():
-        findings = [block("hash", f"SHA-256 is {digest}, not {sha256.lower()}")]
     try:
         header = read(path)
-        return findings + of_header(header), header
+        return of_header(header), header
     except StudyError as error:
-        return [*findings, block("unusable", error.why, error.mend)], None
+        return [block("unusable", error.why, error.mend)], None
 
 
 def of_header(header: Header) -> list[Finding]:

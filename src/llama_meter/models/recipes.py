@@ -49,7 +49,7 @@ def recipe(name: str, keep: Sequence[str] = ()) -> Recipe:
     """
     base = {key.lower(): recipe for key, recipe in RECIPES.items()}.get(name.lower())
     if base is None:
-        raise StudyError(f"recipe {name!r}", f"unknown; known: {NAMES}", CHOOSE)
+        raise StudyError(f"type {name!r}", f"unknown; known: {NAMES}", CHOOSE)
     return replace(base, keep=tuple((dict(base.keep) | dict(_exception(word) for word in keep)).items()))
 
 
@@ -88,15 +88,6 @@ def _exception(word: str) -> tuple[str, str]:
     return kind.lower(), dtype.upper()
 
 
-def chosen(name: str | None, file_type: str | None, keep: Sequence[str] = ()) -> Recipe:
-    """The recipe that --recipe or --type selects. StudyError when both or neither are given."""
-    words = [word for word in (name, file_type) if word]
-    if len(words) != 1:
-        why = "names a recipe and a type" if words else f"names no recipe; known: {NAMES}"
-        raise StudyError("the command line", why, "give --recipe NAME or --type TYPE")
-    return recipe(words[0], keep)
-
-
 def default_out(source: Path, recipe: Recipe) -> Path:
     """The default path of a quantized file: beside its source, with the recipe in place of the type."""
     stem, _, last = source.stem.rpartition(".")
@@ -104,19 +95,19 @@ def default_out(source: Path, recipe: Recipe) -> Path:
     return source.with_name(f"{base}.{recipe.name}.gguf")
 
 
-def check_source(source: Path, recipe: Recipe, requantize: bool = False) -> None:
+def check_source(source: Path, recipe: Recipe) -> None:
     """Require a source that the quantizer can turn into `recipe`. Reads the header only.
 
-    Raises StudyError for a source that cannot be read, is one part of several, or is quantized already (unless
-    `requantize`), and for an exception whose kind the file lacks.
+    Raises StudyError for a source that cannot be read, is one part of several, or is quantized already,
+    and for an exception whose kind the file lacks.
     """
     table = tensors.tensor_table(source)
     if what := roles.not_a_model(read(source)):
         raise StudyError(str(source), what.evidence, what.mend)
     types = {tensor.dtype for tensor in table} - set(FLOATS)
-    if types and not requantize:
+    if types:
         why = f"is quantized already ({', '.join(sorted(types))}): every further rounding adds to the first"
-        raise StudyError(str(source), why, "name an F32, F16 or BF16 file, or add --requantize")
+        raise StudyError(str(source), why, "name an F32, F16 or BF16 file")
     kinds = sorted({tensor.kind for tensor in table if quantizable(tensor)})
     for kind, dtype in recipe.keep:
         if kind not in kinds:

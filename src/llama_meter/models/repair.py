@@ -21,11 +21,11 @@ PIECE = 8 << 20  # bytes copied at a time
 SLACK = 1 << 20  # bytes that new records may add
 
 
-def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str = "") -> list[str]:
+def repair(path: Path, out: Path, rope_theta: float | None = None) -> list[str]:
     """Write `path` with corrected metadata to `out`; returns what was changed, one sentence each.
 
     Corrected: head counts become a scalar (lost rotation, D1), and the rotary base becomes `rope_theta` where one is
-    given. `sha256`: what `path` should hash to. Memory is constant; nothing is left behind on failure.
+    given. Memory is constant; nothing is left behind on failure.
     Raises StudyError when there is nothing to correct, when the file would stay unusable, when `out` is the file
     itself, or for a folder that cannot be written or is too full.
     """
@@ -40,7 +40,7 @@ def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str =
     if not changes:
         raise StudyError(str(path), "has nothing that can be repaired", offer_check(path))
     mended = {"head-count-array"} if any(key.endswith(".head_count") for key in changes) else set()
-    left = [finding for finding in blocking(inspect(path, sha256)[0]) if finding.code not in mended]
+    left = [finding for finding in blocking(inspect(path)[0]) if finding.code not in mended]
     if left:
         raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
     try:

@@ -13,7 +13,7 @@ from llama_meter.models import header as headers
 from llama_meter.models.header import Header, shape, type_name
 from llama_meter.models.registry import ARCHS, ModelSpec
 
-MAKE = "plamo-study models make"
+MAKE = "plamo-study run 01"
 REMAKE = f"delete the file, then {MAKE}"
 
 

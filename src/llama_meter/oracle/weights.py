@@ -53,11 +53,11 @@ class Weights:
         self._stepped, self._together = STEPPED.get(rounds_as, ()), TOGETHER.get(rounds_as, ())
         self._stepped_from = stepped_from  # the first token evaluated in a call of at most FEW; None: none is
         if not self.path.is_file():
-            raise StudyError(str(path), "no such file", "plamo-study models make")
+            raise StudyError(str(path), "no such file", "plamo-study run 01")
         try:
             self._reader = GGUFReader(self.path)
         except (ValueError, IndexError, KeyError) as error:
-            raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study models make") from error
+            raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study run 01") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
         self._cache: dict[str, np.ndarray] = {}

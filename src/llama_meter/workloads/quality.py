@@ -78,7 +78,6 @@ def config(cell: OnModel, n_ctx: int, n_seq: int = 1) -> SessionConfig:
 
 def _chunks(cell: Quality, session: Session, text: bytes) -> tuple[np.ndarray, dict[str, float | bool]]:
     """The chunks, and whether the tokens' bytes add up to the text's, as bits per byte assumes."""
-    text = texts.beginning(text, cell.n_ctx * cell.n_chunks)
     tokens = session.tokenize(text)
     chunks = texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
     spelt = tokens[1:] if tokens[0] == session.bos else tokens  # what an engine puts first is not in the text
@@ -194,8 +193,7 @@ def loops(path: Path, config: SessionConfig, text: bytes) -> list[float]:
     """
     excerpts = texts.excerpts(text, config.n_seq_max, texts.PROMPT_LINES)
     with Session(path, config) as session:
-        ends = [texts.ending(excerpt, PROMPT_TOKENS) for excerpt in excerpts]
-        prompts = [session.tokenize(end)[:-1][-PROMPT_TOKENS:] for end in ends]
+        prompts = [session.tokenize(excerpt)[:-1][-PROMPT_TOKENS:] for excerpt in excerpts]
         return [_period(session, tokens) for tokens in continued(session, prompts, config.n_ctx_seq - PROMPT_TOKENS)]
 
 

@@ -7,7 +7,7 @@ import typer
 from llama_meter.engine import builds as engines, server_build
 from llama_meter.measure import defects
 from plamo_study.cli import report
-from plamo_study.cli.terminal import Terminal, echo, grid
+from plamo_study.cli.terminal import Terminal, grid
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 
@@ -33,15 +33,12 @@ def build(
 
 
 @app.command("list")
-def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def list_engines() -> None:
     """List every build that can be made, whether it exists here, what it corrects, and what it answered."""
     from plamo_study.laws import history  # frames take seconds to load
 
     answered = history.known()
     entries = [entry.__dict__ | {"answered": answered.get(entry.name, "")} for entry in engines.entries()]
-    if json:
-        echo(entries)
-        return
     shown = grid("engine", "here", "corrects", "what it answered", "what it is")
     for entry in entries:
         corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"

@@ -22,7 +22,6 @@ from plamo_study.cli import (
     models as cli_models,
     probe as cli_probe,
     publishing as cli_publishing,
-    quality as cli_quality,
     report,
 )
 from plamo_study.cli.guard import guarded
@@ -32,7 +31,6 @@ from plamo_study.cli.options import (
     Engine,
     Files,
     Force,
-    Json,
     Minutes,
     Repair,
     Scale,
@@ -48,7 +46,6 @@ from plamo_study.run import cluster, parameters
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
-cli_models.app.command("quality")(cli_quality.quality)
 app.command("probe")(cli_probe.probe)
 app.command("publish")(cli_publishing.publish)
 
@@ -77,7 +74,6 @@ def study(
     ] = None,
     engine: Engine = None,
     device: Device = "auto",
-    force: Force = False,
     file: Files = None,
     repair: Repair = False,
 ) -> None:
@@ -90,10 +86,10 @@ def study(
     if file and scale:
         raise StudyError("--file", "has the size it has", "omit --scale")
     if scale is None:
-        raise typer.Exit(cli_notebooks.at_hand(minutes, force, file or []))
+        raise typer.Exit(cli_notebooks.at_hand(minutes, file or []))
     usual = MINUTES if scale == "mini" else 0.0
     within = usual if minutes is None else minutes
-    asked = cli_notebooks.Asked([], "live", scale, {}, within, force, published=True)
+    asked = cli_notebooks.Asked([], "live", scale, {}, within, published=True)
     raise typer.Exit(cli_notebooks.execute(asked))
 
 
@@ -103,14 +99,12 @@ def run(
     scale: Annotated[
         str | None, typer.Option(help="mini or shape; default: mini; recorded rows: the page's scale")
     ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(help="live (default): measure missing rows here; recorded: read the tracked rows"),
-    ] = None,
     parameter: Annotated[
         list[str] | None,
         typer.Option(
-            "-p", metavar="NAME VALUE", help="a notebook parameter; source, scale, minutes and device are also options"
+            "-p",
+            metavar="NAME VALUE",
+            help="a notebook parameter; `source recorded` reads the tracked rows instead of measuring here",
         ),
     ] = None,
     minutes: Annotated[
@@ -121,7 +115,6 @@ def run(
     file: Files = None,
     repair: Repair = False,
     force: Force = False,
-    json: Json = False,
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
@@ -132,12 +125,12 @@ def run(
     if file:
         values["files"] = _one_of("files", msgspec.json.encode(file).decode(), values) or ""
     use_device(_one_of("device", None if device == "auto" else device, values) or "auto")
-    source = _one_of("source", source, values) or "live"
+    source = values.pop("source", "live")
     scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
     text = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
     within = float(cli_notebooks.parameters.convert("minutes", text, "float"))
     parameters.typed(minutes=within)
-    asked = cli_notebooks.Asked(notebooks or [], source, scale, values, within, force=force, json=json)
+    asked = cli_notebooks.Asked(notebooks or [], source, scale, values, within, force=force)
     raise typer.Exit(cli_notebooks.execute(asked))
 
 
@@ -168,7 +161,6 @@ def measure(
         list[str] | None,
         typer.Option("-p", metavar="NAME VALUE", help="what to vary, such as n_seq 1-16 or type_k q8_0"),
     ] = None,
-    json: Json = False,
     scheduler: Annotated[
         str | None,
         typer.Option(help="address of a Dask scheduler; its workers simulate, and you trust them"),
@@ -188,8 +180,6 @@ def measure(
             name, scale, report.place(reference), asked, announces=not scheduler, retry_failed=retry_failed,
             beside=builds, minutes=minutes, elsewhere=elsewhere,
         )  # fmt: skip
-    if json:
-        report.rows(summary)
     raise typer.Exit(0 if summary.well else 1)
 
 

@@ -34,8 +34,8 @@ NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on rec
 class Asked:
     """Notebooks by name (none: all) and how to run them; without a scale, each runs at its own.
 
-    `values` are parameters. `minutes`: for measuring, 0 without a limit. `force`: also if nothing changed. `json`:
-    print the rows. `published`: write the pages too.
+    `values` are parameters. `minutes`: for measuring, 0 without a limit. `force`: also if nothing changed.
+    `published`: write the pages too.
     """
 
     notebooks: list[str]
@@ -44,7 +44,6 @@ class Asked:
     values: dict[str, str]
     minutes: float = 0.0
     force: bool = False
-    json: bool = False
     published: bool = False
     of_page: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further values, by notebook
 
@@ -69,7 +68,7 @@ def execute(asked: Asked) -> int:
         return _execute(asked, values)
 
 
-def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
+def at_hand(minutes: float | None, files: list[str]) -> int:
     """Measure this machine with these files or the study's models, and publish its page and all others; exit code.
 
     A machine without rows gets its page as soon as the first round is measured, and anew at the end.
@@ -91,7 +90,7 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
             own = {"source": "live", "minutes": limit, "scale": scale} | varied.texts()
             own |= {"files": msgspec.json.encode(files).decode()} if files else {}
             names = [core.NOTEBOOK] if varied is first else []
-            asked = Asked(names, "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
+            asked = Asked(names, "recorded", None, {}, published=True, of_page={core.NOTEBOOK: own})
             with _measured_here([core.NOTEBOOK]):
                 code = _execute(asked, {"source": "recorded"}) or int(not summary.well)
             page = paths.REPORTS / f"{core.NOTEBOOK}.html"
@@ -123,7 +122,7 @@ def _in_order(asked: Asked) -> list[Path]:
 def _execute(asked: Asked, values: dict[str, str]) -> int:
     """Execute the first notebook at once, so that a page is there early, and the others together at the end.
 
-    What is unchanged is neither measured nor executed, unless forced or asked for its rows.
+    What is unchanged is neither measured nor executed, unless forced.
     """
     notebooks, is_live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
     if asked.of_own_files and studies.OF_PAIRS not in {path.stem for path in notebooks}:
@@ -143,7 +142,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         if is_live and "minutes" in parameters.declared(path) and path.stem not in asked.of_page:
             given[path]["minutes"] = repr(asked.minutes * len(needs[path.stem]) / max(n_studies, 1))
     old = {path for path in notebooks if runs.is_current(path, given[path], paths.REPORTS, inputs.digest(path.stem))}
-    todo = [path for path in notebooks if path not in old or asked.force or asked.json]
+    todo = [path for path in notebooks if path not in old or asked.force]
     every = [(study, at, sweeps[path.stem]) for path in todo for study, at in needs.get(path.stem, [])]
     time, steps = Time(60 * asked.minutes, len(every)), report.Steps(len(every) + len(notebooks))
     report.beforehand(list(_plans(every)), asked.minutes)
@@ -266,8 +265,6 @@ def _measure(
         return "failed"
     finally:
         time.spend(max(monotonic() - began, spent_s))
-    if asked.json:
-        report.rows(summary)
     if summary.well or summary.unexpected or summary.unseen:
         return "well" if summary.well else "failed"
     if studies.STUDIES[study].whole:

@@ -1,4 +1,4 @@
-"""Options of several commands: the scale, JSON, another build of the engine."""
+"""Options of several commands: the scale, another build of the engine."""
 
 import math
 import os
@@ -20,7 +20,6 @@ def finite(value: float | None) -> float | None:
 
 
 Scale = Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")]
-Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
 LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
 Minutes = Annotated[
     float, typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; 0: as long as the plans take")

@@ -25,7 +25,7 @@ from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.models.registry import GIVEN
 from llama_meter.rows import Row
-from plamo_study.cli.terminal import Terminal, echo
+from plamo_study.cli.terminal import Terminal
 from plamo_study.live import conduct, live
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
@@ -159,12 +159,6 @@ def bytes_progress(verb: str = "writing") -> Iterator[Callable[[str], Callable[[
             return update
 
         yield of
-
-
-def rows(summary: runner.Summary) -> None:
-    """Print every row as a line of JSON on stdout."""
-    for row in summary.rows:
-        echo(row)
 
 
 def summary(results: "list[RunResult]") -> bool:

@@ -1,28 +1,20 @@
 """Output of the commands on model files: tables on stdout, notes on stderr."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
-import typer
 from rich.text import Text
 
 from llama_meter.models import inventory, registry
 from llama_meter.models.finding import Finding
-from llama_meter.models.registry import ModelSpec
 from plamo_study.cli.report import console, short
 from plamo_study.cli.terminal import Terminal, grid
 
 STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
 
 
-def models(as_json: bool) -> None:
+def models() -> None:
     """Print the registry with the local files."""
     specs = registry.load().values()
-    if as_json:
-        here = [asdict(spec) | {"files": [str(path) for path in inventory.files_of(spec)]} for spec in specs]
-        typer.echo(json.dumps(here))
-        return
     shown = grid("model", "scale", "parameters", "file here", "MB")
     for spec in specs:
         start = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M")
@@ -33,15 +25,6 @@ def models(as_json: bool) -> None:
     Terminal().print(shown)
     for name, said in {spec.name: " ".join(spec.assumptions) for spec in specs if spec.assumptions}.items():
         Terminal().print(f"assumed of {name}: {said}", soft_wrap=True)
-
-
-def made(path: Path, spec: ModelSpec) -> None:
-    """Print a written file, and the assumptions about its shape."""
-    assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
-    console.print(
-        f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, {'trained' if spec.trained else 'synthetic'}{assumed}",
-        soft_wrap=True,
-    )
 
 
 def written(path: Path) -> None:

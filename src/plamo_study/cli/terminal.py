@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -56,25 +54,3 @@ def grid(*headings: str, title: str | Text = "") -> Table:
     for heading in headings:
         made.add_column(heading, overflow="fold")
     return made
-
-
-def echo(value: Any) -> None:
-    """Write a value as one line of JSON, in characters that the output can encode."""
-    said, encoding = msgspec.json.encode(value).decode(), getattr(sys.stdout, "encoding", None) or "utf-8"
-    typer.echo("".join(c if c.isprintable() and _encodes(c, encoding) else _escaped(c) for c in said))
-
-
-def _encodes(character: str, encoding: str) -> bool:
-    if character.isascii() or encoding.lower().replace("-", "") == "utf8":
-        return True
-    try:
-        character.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def _escaped(character: str) -> str:
-    """A character as JSON escapes it: beyond U+FFFF in two halves."""
-    halves = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{int.from_bytes(halves[i : i + 2]):04x}" for i in range(0, len(halves), 2))

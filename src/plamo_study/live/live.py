@@ -23,7 +23,6 @@ from llama_meter.measure import files, machine, runner
 from llama_meter.measure.asked import Sweep
 from llama_meter.measure.plan import Plan
 from llama_meter.models import given, header, recipes
-from llama_meter.models.file_types import FLOATS
 from llama_meter.rows import Row
 from plamo_study.live import at_hand
 
@@ -145,7 +144,7 @@ def _instead(gate: Gate) -> str:
     """What to do about a file whose gate failed; where `ssm_out` meets too narrow a type, the file to measure."""
     path, base = recipes.model_path(*gate.files[0]), gate.dtype.partition("-")[0]
     if _overflows(gate):
-        asked = f"--type {base} --keep ssm_out=BF16" if base in FLOATS else f"--recipe {base}-ssm_out-BF16"
+        asked = f"--type {base} --keep ssm_out=BF16"
         return (
             f"Metal casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
             f"BF16, as the published study did: `plamo-study models quantize SOURCE.gguf {asked}`"

@@ -19,23 +19,16 @@ TIME_LIMIT_S = {"mini": 600.0}  # one process evaluates all files
 MEMORY_SHARE = 0.5  # of physical memory, for all files of one process
 
 
-def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
+def quality(scale: str, gpu: bool = False) -> Plan:
     """Both models, measured once as nothing is random; one process per model if its files fit in memory together.
 
-    `text`: one of data/corpus or any UTF-8 file. Raises StudyError at `shape`, whose weights are random, and for a text
-    that cannot be read.
+    Raises StudyError at `shape`, whose weights are random.
     """
     check_scale(scale)
     if scale == "shape":
-        raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
-    read = texts.read(text)
-    if len(read) < CHUNK:  # every token is at least one byte
-        raise StudyError(f"text {text!r}", f"has {len(read)} bytes, one chunk takes {CHUNK} tokens", texts.LONGER)
-    texts.excerpts(
-        read, PROMPTS, texts.PROMPT_LINES
-    )  # else a text with too few lines is refused after all else is measured
+        raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini")
     base = Quality(scale=scale, dtype=REFERENCE, n_ctx=CHUNK, n_chunks=CHUNKS, n_gen=CONTINUED, n_seq=PROMPTS)
-    base = change(base, text=text, text_sha256=texts.sha256(read))
+    base = change(base, text=TEXT, text_sha256=texts.sha256(texts.read(TEXT)))
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = tuple(change(base, model=model, candidates=group) for model in MODELS for group in groups(model, scale))
     planned = with_gates("05-quality", scale, cells, exact_cache=False)  # the study of speed has both gates
