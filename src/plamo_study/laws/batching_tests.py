@@ -67,22 +67,6 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     return pd.concat([replays.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
 
 
-def confusion(table: pd.DataFrame) -> pd.DataFrame:
-    """Configurations counted by build, model, predicted and observed outcome; `exact`: those right to the sequence."""
-    groups = table.groupby(["build", "model", "predicted", "observed"])["exact"]
-    return groups.agg(configurations="size", exact="sum").reset_index()
-
-
-def by_seed(table: pd.DataFrame) -> pd.DataFrame:
-    """Drawn configurations counted by build and seed of their grid; `wrong` and `abort` as observed, `exact` of all."""
-    drawn = table[table["question"] == ""]
-    counted = drawn.assign(wrong=drawn["observed"] == "wrong", abort=drawn["observed"] == "abort")
-    groups = counted.groupby(["build", "grid"])
-    return groups.agg(
-        configurations=("exact", "size"), wrong=("wrong", "sum"), abort=("abort", "sum"), exact=("exact", "sum")
-    ).reset_index()
-
-
 def separation(table: pd.DataFrame) -> pd.DataFrame:
     """Gap between right and wrong: per build and model, the errors of sequences by what the law says of them.
 

@@ -23,8 +23,6 @@ KEEP = (  # those that keep states in the engine as released; our build `rollbac
     "bailingmoe3-moe", "glm5-next-moe", "kimi-k3-moe", "lfm2-dense", "lfm2moe-moe", "nemotron_h-dense",
     "nemotron_h_moe-dense", "qwen35-dense", "qwen35moe-moe", "qwen4exp-moe",
 )  # fmt: skip
-COSTED = 4  # states that are kept where their cost is asked
-PROCESSES = 8  # that time it
 LONGER = 32  # columns from which BLAS is handed a product
 FIRST = ("unequal", "late", "copied", "kept", "moved")  # in their order: a software GPU is slow
 SOFTWARE_LIMIT_S = 1800.0  # there, the first process to meet a kernel compiles it: minutes

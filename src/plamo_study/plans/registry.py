@@ -72,7 +72,6 @@ STUDIES = {
     "04-batching-law": Study("batching_law.batching_law", at_mini=True),
     "04-answers": Study("batching_law.answers", at_mini=True, aside=True),
     "04-hybrids": Study("hybrids.hybrids", at_mini=True),
-    "04-costs": Study(HISTORY, at_mini=True, aside=True),
     "04-elsewhere": Study("hybrids.elsewhere", at_mini=True, aside=True),
     "05-quantization": Study("quantization.speed"),
     "05-controlled": Study(HISTORY, aside=True),
