@@ -173,7 +173,7 @@ def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> 
 
 def soak_name(scale: str, held: bool, patched: bool) -> str:
     """File name of one kind of soak."""
-    return f"11-{'held' if held else 'soak'}{'-patched' if patched else ''}.{scale}.json"
+    return f"09-{'held' if held else 'soak'}{'-patched' if patched else ''}.{scale}.json"
 
 
 def crowds(place: str) -> Crowds | None:
