@@ -20,7 +20,7 @@ from plamo_study.show import theme
 
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "04-right-answers", "05-quantization", "06-context",
-    "07-latency", "03-replicas", "08-speculative", "07-disaggregation", "07-scheduling", "09-serving",
+    "07-latency", "08-speculative", "07-disaggregation", "07-scheduling", "09-serving",
     "02-roofline", "A-methods", "04-hybrids", "B-two-files", "10-builds", "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "01-phase-asymmetry")
@@ -117,6 +117,7 @@ def test_a_page_is_written_from_other_rows(name, changes, monkeypatch):
 
 SEVERAL = {
     "02-roofline": ("02-roofline", "02-trace"), "05-quantization": ("05-quality",),
+    "03-batch-scaling": ("03-batch-scaling", "03-replicas"),
     "06-context": ("06-context", "06-memory", "06-naive", "06-drift"),
     "08-speculative": ("08-speculative", "08-drafters"),
 }  # fmt: skip

@@ -271,8 +271,6 @@ def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
         t = distributions.t(n - 1)
         reach = (t.ppf(0.975) + t.ppf(0.8)) * values.std(ddof=1) / n**0.5
         assert clustered.detectable(values) == pytest.approx(reach)
-    assert clustered.paired_rates([True] * 6, [False] * 6) == pytest.approx(2 * 0.5**6)
-    assert clustered.paired_rates([True, False], [True, False]) == 1
 
 
 def test_where_nothing_was_measured_tables_have_their_columns_and_no_lines(found, text):
@@ -287,10 +285,9 @@ def test_the_table_says_what_was_lost_and_what_cannot_be_said(found, text):
     table = quality.table(pd.DataFrame([row(found, cell(text, "same", "Q8_0", "Q2_K", "broken"))])).set_index("file")
     assert table.index[0] == "F16"
     assert table["kld"]["same"].value == table["kld"]["same"].high == 0
-    assert table["ppl_ratio"]["same"].value == 1
     assert table["same_top"]["same"].value == 1
     assert table["kld"]["Q2_K"].low > table["kld"]["Q8_0"].high
-    assert table["kld_50"]["Q2_K"].value < table["kld_90"]["Q2_K"].value <= table["kld_99"]["Q2_K"].value
+    assert table["kld"]["Q2_K"].value < table["kld_99"]["Q2_K"].value
     assert table["valid"].to_dict() == {"F16": True, "same": True, "Q8_0": True, "Q2_K": True, "broken": False}
     assert np.isnan(table["perplexity"]["broken"].value)
     assert table["not_finite"]["broken"] == sum(found.series["tokens"])
@@ -319,12 +316,9 @@ def test_a_planted_loss_is_found_and_none_where_there_is_none(text):
     rng = np.random.default_rng(5)
     names = ("Q8_0", "Q4_0", "Q2_K", "other")
     frame = pd.DataFrame([row(fake(rng, {"Q2_K": 0.02}, names), cell(text, *names))])
-    table = quality.table(frame).set_index("file")
-    assert (table["p_adjusted"] < 0.05).to_dict() == {name: name == "Q2_K" for name in ("F16", *names)}
-    assert table["ppl_ratio"]["Q2_K"].above(1) == "holds"
-    assert table["detectable"]["Q8_0"] == pytest.approx(0.0093, rel=0.5)
     pairs = quality.pairs(frame, [(HYBRID, "Q2_K", "Q4_0"), (HYBRID, "Q8_0", "Q4_0")])
-    assert pairs["closer"].tolist() == [True, False]
+    assert (pairs["p_adjusted"] < 0.05).tolist() == [True, False]
+    assert pairs["share"][0].value == pytest.approx(0.5, rel=0.2)
     apart = [row(fake(rng, {}, names), cell(text, *names)) for names in (("Q8_0",), ("Q4_0", "Q2_K"))]
     assert quality.table(pd.DataFrame(apart))["file"].tolist() == ["F16", "Q8_0", "Q4_0", "Q2_K"], "of two processes"
 

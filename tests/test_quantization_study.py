@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from darwin import ENGINE as APPLE
 from examples import example_row
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
@@ -24,7 +23,7 @@ from llama_meter.models import recipes, registry, tensors
 from llama_meter.oracle import weights
 from llama_meter.oracle.compare import relative_error
 from llama_meter.workloads import phases
-from plamo_study.arithmetic import kernels as named
+from plamo_study.arithmetic.kernels import PACKED
 from plamo_study.plans import quantization as plan_quantization, your_machine
 from plamo_study.read import recording
 
@@ -243,21 +242,13 @@ def test_activations_rounded_to_q8_k_keep_the_largest_and_lose_half_a_step_at_mo
     assert not rounded[1, 256:].any()
 
 
-def test_kernels_have_names_on_x86_and_packing_displaces_the_tiled_one():
-    engine = {"build": "CPU : AVX2 = 1 | AVX512 = 1 | LLAMAFILE = 1 | REPACK = 1", "gpu_offload": False}
-    assert named.by_type(engine, "Q4_K") == "packed rows for both"
-    assert named.by_type(engine, "Q4_K", packed=False) == "tiled; dot products"
-    assert named.by_type(engine, "Q8_0") == "tinyBLAS; dot products"
-    assert named.by_type(APPLE, "Q8_0") == ""
-
-
 def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_engines():
     engine = work(Job(), 60.0).measured.facts
     for dtype in ggml.TYPES:
         times, taken = kernels.matmul_times(dtype, (256, 256, 2), 1, False, 1, packed=True)
         assert min(times + kernels.matmul_times(dtype, (64, 256, 2), 1, False, 1, packed=False)[0]) > 0
-        if named.by_type(engine, "Q8_0"):
-            assert (taken == "packed") == named.by_type(engine, dtype).startswith("packed")
+        if "AVX2 = 1" in engine["build"] and "REPACK = 1" in engine["build"]:
+            assert (taken == "packed") == (PACKED.get(dtype, "none") in engine["build"])
 
 
 def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):

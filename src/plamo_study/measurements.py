@@ -153,7 +153,7 @@ def measured_added(study: str, asked: bool = True, scale: str = "shape", board: 
 
 def tidy(*recordings: Recording) -> pd.DataFrame:
     """Recordings as one frame like that of `measurements`; what they call their machines is kept apart."""
-    frames = [_tidy(part) for part in recordings]
+    frames = [_tidy(part) for part in recordings if len(part.rows)]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 

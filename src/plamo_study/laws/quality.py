@@ -1,7 +1,7 @@
 """Quality rows to a table: what each quantized file loses against its reference, with intervals clustered by chunk.
 
-Perplexity, KL divergence with its percentiles, same top and RMS Δp are defined as in llama-perplexity; bits per byte,
-loops, intervals and tests are ours. This module draws nothing and reads no file.
+Perplexity, KL divergence, same top and RMS Δp are defined as in llama-perplexity; bits per byte, loops, intervals and
+tests are ours. This module draws nothing and reads no file.
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ import numpy as np
 import pandas as pd
 
 from llama_meter.stats import Estimate
-from llama_meter.workloads.divergence import GRID, QUANTILES
+from llama_meter.workloads.divergence import GRID
 from plamo_study.stats import clustered
 from plamo_study.stats.clustered import mapped, ratio_of_sums
 
-LEVEL = 0.05  # false-discovery rate
 NAN = float("nan")
 UNKNOWN = Estimate(NAN, NAN, NAN, 0)
-DISTANCES = ("ppl_ratio", "kld", "same_top", "dp", "rms_dp", *(f"kld_{100 * q:g}" for q in QUANTILES))
+FAR = 0.99  # the quantile of the tokens' KL divergence that is told
+DISTANCES = ("kld", "same_top", "rms_dp", "kld_99")
 COLUMNS = ["model", "text", "file", "file_bytes", "valid", "not_finite", "perplexity", "bits_per_byte", *DISTANCES,
-           "p", "detectable", "loops", "loops_p"]  # fmt: skip
-PAIRED = ["model", "a", "b", "kld_saved", "share", "p", "detectable"]
+           "loops"]  # fmt: skip
+PAIRED = ["model", "a", "b", "kld_saved", "share", "p"]
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,11 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, text and file, the reference first.
 
     Columns: model, text, file, file_bytes, valid (all logits finite), not_finite (tokens); as `Estimate`s perplexity,
-    bits_per_byte, ppl_ratio (over the reference's), kld, kld_50, kld_90, kld_99, kld_99.9 (nats), same_top, dp, rms_dp
-    (fractions), loops (share of greedy continuations); p and p_adjusted (null: perplexity equals the reference's),
-    detectable (smallest ppl_ratio - 1 found in four of five such texts), loops_p_adjusted. Values that are undefined,
-    for an invalid file or for the reference against itself, are NaN. No lines if no row is usable.
+    bits_per_byte, kld, kld_99 (nats), same_top, rms_dp (fractions), loops (share of greedy continuations). Values that
+    are undefined, for an invalid file or for the reference against itself, are NaN. No lines if no row is usable.
     """
     lines = [_line(evaluation, name) for evaluation in evaluated(rows) for name in evaluation.file_bytes]
-    judged = pd.DataFrame(lines, columns=COLUMNS)
-    for name in ("p", "loops_p"):
-        judged[f"{name}_adjusted"] = clustered.adjusted(judged[name].tolist())
-    return judged.drop(columns="loops_p")
+    return pd.DataFrame(lines, columns=COLUMNS)
 
 
 def evaluated(rows: pd.DataFrame) -> list[Evaluated]:
@@ -82,15 +77,13 @@ def evaluated(rows: pd.DataFrame) -> list[Evaluated]:
 def pairs(rows: pd.DataFrame, wanted: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
     """Pairs (model, a, b) of candidates, chunk by chunk: is b closer to the reference than a?
 
-    Columns: model, a, b, kld_saved (mean KLD of a less that of b, nats, `Estimate`), share (of a's KLD), p, p_adjusted
-    (over the pairs given), detectable (nats), closer (p_adjusted < 5 % and kld_saved > 0).
+    Columns: model, a, b, kld_saved (mean KLD of a less that of b, nats, `Estimate`), share (of a's KLD), p and
+    p_adjusted (over the pairs given).
     """
     by_model = {evaluation.model: evaluation for evaluation in evaluated(rows)}
     lines = [_pair(by_model[model], a, b) for model, a, b in wanted]
     paired = pd.DataFrame(lines, columns=PAIRED)
-    paired["p_adjusted"] = clustered.adjusted(paired["p"].tolist())
-    paired["closer"] = (paired["p_adjusted"] < LEVEL) & paired["kld_saved"].map(lambda saved: saved.value > 0)
-    return paired
+    return paired.assign(p_adjusted=clustered.adjusted(paired["p"].tolist()))
 
 
 def _line(evaluation: Evaluated, name: str) -> dict[str, Any]:
@@ -102,32 +95,27 @@ def _line(evaluation: Evaluated, name: str) -> dict[str, Any]:
     line["perplexity"] = mapped(ratio_of_sums(nll, evaluation.tokens), _exp) if valid else UNKNOWN
     in_bits = nll / np.log(2)
     line["bits_per_byte"] = ratio_of_sums(in_bits, evaluation.series["bytes"]) if valid else UNKNOWN
-    return line | _against_reference(evaluation, name, valid) | _loops(evaluation, name, valid)
+    return line | _against_reference(evaluation, name, valid) | {"loops": _loops(evaluation, name, valid)}
 
 
 def _against_reference(evaluation: Evaluated, name: str, valid: bool) -> dict[str, Any]:
     if name == evaluation.reference or not valid or not evaluation.finite(evaluation.reference):
-        return dict.fromkeys(DISTANCES, UNKNOWN) | {"p": NAN, "detectable": NAN}
+        return dict.fromkeys(DISTANCES, UNKNOWN)
     tokens = evaluation.tokens
-    more = evaluation.of("nll", name) - evaluation.of("nll", evaluation.reference)
-    values: dict[str, Any] = {
-        "ppl_ratio": mapped(ratio_of_sums(more, tokens), _exp),
+    below, at = evaluation.of(f"below/{name}", str(FAR)), evaluation.series[f"quantiles/{name}"]
+    return {
+        "kld": ratio_of_sums(evaluation.of("kld", name), tokens),
+        "kld_99": clustered.quantile(FAR, below, tokens, GRID, at),
+        "same_top": ratio_of_sums(evaluation.of("same_top", name), tokens),
         "rms_dp": mapped(ratio_of_sums(evaluation.of("dp2", name), tokens), lambda square: float(np.sqrt(square))),
     }
-    values |= {what: ratio_of_sums(evaluation.of(what, name), tokens) for what in ("kld", "same_top", "dp")}
-    for q in QUANTILES:
-        below, at = evaluation.of(f"below/{name}", str(q)), evaluation.series[f"quantiles/{name}"]
-        values[f"kld_{100 * q:g}"] = clustered.quantile(q, below, tokens, GRID, at)
-    per_token = more / tokens
-    return values | {"p": clustered.p_value(per_token), "detectable": _exp(clustered.detectable(per_token)) - 1}
 
 
-def _loops(evaluation: Evaluated, name: str, valid: bool) -> dict[str, Any]:
+def _loops(evaluation: Evaluated, name: str, valid: bool) -> Estimate:
     if f"loop/{name}" not in evaluation.series or not valid:
-        return {"loops": UNKNOWN, "loops_p": NAN}
-    looped, of_reference = evaluation.of("loop", name) > 0, evaluation.of("loop", evaluation.reference) > 0
-    p = clustered.paired_rates(looped.tolist(), of_reference.tolist()) if name != evaluation.reference else NAN
-    return {"loops": clustered.rate(int(looped.sum()), len(looped)), "loops_p": p}
+        return UNKNOWN
+    looped = evaluation.of("loop", name) > 0
+    return clustered.rate(int(looped.sum()), len(looped))
 
 
 def _pair(evaluation: Evaluated, a: str, b: str) -> dict[str, Any]:
@@ -140,7 +128,6 @@ def _pair(evaluation: Evaluated, a: str, b: str) -> dict[str, Any]:
         "kld_saved": ratio_of_sums(saved, evaluation.tokens),
         "share": ratio_of_sums(saved, evaluation.of("kld", a)),
         "p": clustered.p_value(per_token),
-        "detectable": clustered.detectable(per_token),
     }
 
 

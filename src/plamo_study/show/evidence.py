@@ -300,7 +300,7 @@ def about(recording: Recording) -> dict[str, Any]:
         "machine": chips(recording),
         "device": devices(rows) if shared else "",
         "engine": " and ".join(dict.fromkeys(f"llama.cpp {commit(fact)}" for fact in engines)),
-        "days": list(dict.fromkeys((days[0], days[-1]))),
+        "days": list(dict.fromkeys((*days[:1], *days[-1:]))),
         "version": metadata.version("plamo-study"),
     }
 

@@ -113,11 +113,3 @@ def rate(successes: int, n: int) -> Estimate:
     high = special.betaincinv(successes + 1, failures, 1 - outside) if failures else 1.0
     units = (1.0,) * successes + (0.0,) * failures
     return Estimate(successes / n, float(low), float(high), n, units=units, in_logs=False, success=1.0)
-
-
-def paired_rates(a: Sequence[bool], b: Sequence[bool]) -> float:
-    """Two-sided p that two shares of the same trials are equal: McNemar's exact test on the trials that differ."""
-    from scipy import stats as distributions  # slow to import, and rarely needed
-
-    differing = [x for x, y in zip(a, b, strict=True) if x != y]
-    return float(distributions.binomtest(sum(differing), len(differing)).pvalue) if differing else 1.0
