@@ -20,7 +20,7 @@ from plamo_study.show import theme
 
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "04-right-answers", "05-quantization", "06-context",
-    "07-latency", "03-replicas", "08-speculative", "07-disaggregation", "07-scheduling", "09-serving",
+    "07-latency", "03-replicas", "08-speculative", "09-serving",
     "02-roofline", "A-methods", "04-hybrids", "B-two-files", "10-builds", "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "01-phase-asymmetry")
