@@ -18,12 +18,7 @@ from plamo_study.live import collect
 from plamo_study.read import recording
 from plamo_study.show import theme
 
-PAGES = (
-    "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "04-right-answers", "05-quantization", "06-context",
-    "07-latency", "08-speculative", "07-disaggregation", "07-scheduling", "09-serving",
-    "02-roofline", "A-methods", "04-hybrids", "B-two-files", "10-builds", "your-machine",
-)  # fmt: skip
-PROSE = (*PAGES, "01-phase-asymmetry")
+PAGES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 
@@ -119,6 +114,8 @@ SEVERAL = {
     "02-roofline": ("02-roofline", "02-trace"), "05-quantization": ("05-quality",),
     "03-batch-scaling": ("03-batch-scaling", "03-replicas"),
     "06-context": ("06-context", "06-memory", "06-naive", "06-drift"),
+    "07-latency": ("07-chunked", "07-scheduling", "07-disaggregation"),
+    "04-right-answers": ("04-batching-law", "04-hybrids"),
     "08-speculative": ("08-speculative", "08-drafters"),
 }  # fmt: skip
 
@@ -150,7 +147,7 @@ def test_a_page_is_written_from_the_rows_of_a_gpu(name, monkeypatch):
     executed(name)
 
 
-@pytest.mark.parametrize("name", PROSE)
+@pytest.mark.parametrize("name", PAGES)
 def test_no_sentence_outside_of_a_quotation_holds_a_measured_number(name):
     prose = [cell.source for cell in notebook(name) if cell.cell_type == "markdown"]
     said = "\n".join(line for text in prose for line in text.splitlines() if not line.startswith(">"))

@@ -6,8 +6,7 @@ Deterministic by seed: the same load, policy, model and seed give bit-identical 
 """
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -105,15 +104,3 @@ def least_work(load: Load, n: int, work: Sequence[float]) -> list[list[int]]:
         given[machine].append(number)
         heapq.heapreplace(free, (max(until, arrives) + work[number], machine))
     return given
-
-
-def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:
-    """The same requests as they reach the decoding machine. Another machine prefills each prompt whole, one at a time,
-    and ships it in `ships(tokens)` seconds before it reads the next, as chapter 7's sender does.
-    """
-    machine, now, there = Simulated(model, seed), 0.0, []
-    for arrives, prompt in zip(load.arrives, load.prompt, strict=True):
-        machine.wait(max(now, arrives))
-        now = machine.now = machine.call([], False, 0, 0, prompt, 0) + ships(prompt)
-        there.append(now)
-    return replace(load, arrives=there)

@@ -134,12 +134,11 @@ class _Serving:
             if not chunk and not step:
                 raise StudyError("the policy", "leaves everybody waiting", "let it decode or read where somebody waits")
             if not queue.left:
-                queue.last, queue.chunk = self._steps(), 0
+                self._steps()
                 continue
             began = self.now
             self.now = self.machine.call(decoding, step, self.keys, self.reading, chunk, self.before)
-            queue.last, queue.chunk = self.now - began, chunk
-            self.busy += queue.last
+            self.busy += self.now - began
             self.calls += 1
             leaving = self._stepped([self.now]) if step else []
             if chunk:
@@ -151,20 +150,16 @@ class _Serving:
             weights=np.array(self.weights), busy=self.busy, calls=self.calls, read=self.read, written=self.written,
         )  # fmt: skip
 
-    def _steps(self) -> float:
-        """Decode until a request ends or the next one can be read, and nothing is left to decide; seconds of the last
-        step."""
+    def _steps(self) -> None:
+        """Decode until a request ends or the next one can be read, and nothing is left to decide."""
         blocked = self.waiting or len(self.decoding) >= self.slots or self.upcoming == len(self.load)
         until = inf if blocked else self.load.arrives[self.upcoming]
         times = self.machine.steps(self.decoding, self.keys, min(self.due) - self.step, until)
-        took = 0.0
-        for now in times:
-            took, self.now = now - self.now, now
-            self.busy += took
+        self.busy += times[-1] - self.now
+        self.now = times[-1]
         self.calls += len(times)
         if leaving := self._stepped(times):
             self._leave(leaving)
-        return took
 
     def _stepped(self, times: list[float]) -> list[int]:
         """Record a token for every decoding request at each of these times; the requests that got their last one."""

@@ -17,12 +17,10 @@ class Queue:
     left: int = 0  # tokens still to read of the next prompt; 0: no prompt, or no room for it
     decoding: int = 0  # sequences being answered
     slots: int = 1  # sequences that fit
-    last: float = 0.0  # seconds of the call before
-    chunk: int = 0  # prompt tokens in the call before
 
 
 WHOLE = 1 << 62
-CUTS = ("chunked", "apart", "decode first")  # policies whose number is a chunk size
+CUTS = ("chunked", "decode first")  # policies whose number is a chunk size
 Step = tuple[bool, int]
 Policy = Callable[[Queue], Step]
 
@@ -37,56 +35,14 @@ def shared(queue: Queue) -> Step:
     return True, queue.left
 
 
-def prefill_first(queue: Queue) -> Step:
-    """The whole prompt in a call of its own, as soon as there is room; running answers wait."""
-    return not queue.left, queue.left
-
-
 def chunked(size: int) -> Policy:
     """At most `size` tokens of the prompt in every call, together with every running answer's next token."""
     return lambda queue: (True, min(size, queue.left))
 
 
-def apart(size: int) -> Policy:
-    """At most `size` tokens of the prompt in a call of their own, then a token for every running answer."""
-
-    def step(queue: Queue) -> Step:
-        due = queue.left and not (queue.decoding and queue.chunk)
-        return not due, min(size, queue.left) if due else 0
-
-    return step
-
-
 def decode_first(size: int) -> Policy:
     """Running answers come first: chunks are read only while at most half of the slots decode."""
     return lambda queue: (True, min(size, queue.left) if queue.decoding <= queue.slots // 2 else 0)
-
-
-def static() -> Policy:
-    """Read prompts until all slots are taken or none waits, then answer all of them to the end."""
-    filling = True
-
-    def step(queue: Queue) -> Step:
-        nonlocal filling
-        filling = bool(queue.left) and (filling or not queue.decoding)
-        return not filling, queue.left if filling else 0
-
-    return step
-
-
-def budget(milliseconds: float, least: int = 16, most: int = 512) -> Policy:
-    """Chunks that keep a call under `milliseconds`: halved after a longer call, doubled after one of less than half."""
-    size, limit = least, milliseconds / 1e3
-
-    def step(queue: Queue) -> Step:
-        nonlocal size
-        if queue.chunk == size and queue.last < limit / 2:
-            size = min(2 * size, most)
-        elif queue.chunk and queue.last > limit:
-            size = max(size // 2, least)
-        return True, min(size, queue.left)
-
-    return step
 
 
 def named(name: str) -> Policy:
@@ -111,13 +67,9 @@ def chunk(name: str) -> int:
 
 PLAIN: dict[str, Callable[[], Policy]] = {
     "one at a time": lambda: one_at_a_time,
-    "static batches": static,
     "shared": lambda: shared,
-    "prefill first": lambda: prefill_first,
 }
 SIZED: dict[str, Callable[[int], Policy]] = {
     "chunked": chunked,
-    "apart": apart,
     "decode first": decode_first,
-    "budget": budget,
 }

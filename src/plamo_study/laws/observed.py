@@ -22,7 +22,6 @@ from plamo_study.stats.estimates import NS, events
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
 MISSING = "plamo-study measure 07-scheduling"
-PROCESS = ["model", "rule", "per_second", "block"]
 ORIGIN = ["model", "n_threads", "per_second", "block", "rule"]
 FLASH = ("auto", "on")
 
@@ -168,28 +167,6 @@ def fitted(seen: Observed, without: float = 0.0) -> dict[str, StepModel]:
     return _models(own, seen, without)
 
 
-def paced(seen: Observed, fits: dict[str, StepModel], without: float = 0.0) -> tuple[dict[str, StepModel], pd.Series]:
-    """Step models by model, and each process's pace by PROCESS: the seconds of its calls over those that `fits`
-    predicts, `fitted` without the same load. The models are fitted on the same calls, divided by the pace of their
-    process."""
-    timed = seen.calls[seen.calls["n_threads"] == seen.calls["n_threads"].max()]
-    timed = timed.assign(said=_said(fits, timed))
-    awake = timed[timed["said"].notna() & ~(timed["idle"] >= AWAKE_S)].groupby(PROCESS)
-    pace = (awake["seconds"].sum() / awake["said"].sum()).rename("pace").sort_index()
-    timed = timed.join(pace, on=PROCESS)
-    timed["seconds"] /= timed["pace"].fillna(1.0)
-    own = timed["per_second"].isin(set(seen.loads) - {without})
-    return _models(timed[own | (timed["rule"] == PARTS)], seen, without), pace
-
-
-def half(seen: Observed) -> dict[str, StepModel]:
-    """Step models of the parts with half of the threads; empty if there is only one thread."""
-    if seen.calls["n_threads"].nunique() < 2:
-        return {}
-    own = parts_of(seen.calls)
-    return _models(own[own["n_threads"] == own["n_threads"].min()], seen)
-
-
 def _models(own: pd.DataFrame, seen: Observed, without: float = 0.0) -> dict[str, StepModel]:
     """A step model for each model of which these calls are enough, with the moves at all loads but `without`."""
     threads = int(own["n_threads"].max()) if len(own) else 0
@@ -204,11 +181,3 @@ def _models(own: pd.DataFrame, seen: Observed, without: float = 0.0) -> dict[str
 def command(rows: pd.DataFrame) -> str:
     """The command that measures more of these rows."""
     return f"{MISSING} --scale {rows['scale'].iloc[0]}"
-
-
-def _said(fits: dict[str, StepModel], timed: pd.DataFrame) -> pd.Series:
-    """Seconds of each call by its model's fit; missing without one, NaN outside the measured range."""
-    timed = timed[timed["model"].isin(list(fits))]
-    by_model = timed[COLUMNS].groupby(timed["model"])
-    seconds = [pd.Series(fits[str(name)].of(table(of)), of.index) for name, of in by_model]
-    return pd.concat(seconds) if seconds else pd.Series(dtype=float)

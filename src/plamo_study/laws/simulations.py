@@ -5,7 +5,7 @@ because a fit differs between processors in the last ones. commit 53f8ee5 made t
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -24,11 +24,9 @@ Figures = dict[str, float]
 used: dict[str, Figures] = {}  # looked up or made in this process, by name
 
 
-def looked_up(
-    what: object, load: Load, model: StepModel, simulate: Callable[[], Figures], *more: Sequence[float]
-) -> Figures:
-    """The figures of a simulation, at hand or made now. `what`: policy and counts; `more`: further numbers it uses."""
-    numbers = [load.arrives, load.prompt, load.output, load.within, *more]
+def looked_up(what: object, load: Load, model: StepModel, simulate: Callable[[], Figures]) -> Figures:
+    """The figures of a simulation, at hand or made now. `what`: policy and counts."""
+    numbers = [load.arrives, load.prompt, load.output, load.within]
     name = sha256(repr(what).encode() + told(*numbers) + model.content).hexdigest()[:24]
     if name not in used:
         used[name] = _recorded().get(name) or simulate()
@@ -56,14 +54,12 @@ def _recorded() -> dict[str, Figures]:
 
 SEEDS, ASKED = 5, 4000  # simulations of one load, whose median counts: at least SEEDS, and ASKED requests in all
 FINE = 1500  # requests of a simulation over loads
-Seconds = Callable[[int], float]  # by tokens
 
 
-def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
-    """METRICS of a simulation; `arrives`: the original arrival times (s), if the load's own are later."""
-    asked = arrives or served.load.arrives
-    rate = served.written / (float(served.finish.max()) - asked[0])
-    return figures(served.first - np.asarray(asked), served.tpot, (served.gaps, served.weights), rate, served.load)
+def of_served(served: Served) -> dict[str, float]:
+    """METRICS of a simulation."""
+    rate = served.written / (float(served.finish.max()) - served.load.arrives[0])
+    return figures(served.ttft, served.tpot, (served.gaps, served.weights), rate, served.load)
 
 
 def simulated(load: Load, rule: str, model: StepModel, slots: int, simulations: int = 0) -> dict[str, float]:
@@ -92,45 +88,6 @@ def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load
     gaps = rng.exponential(1 / per_second, n)
     arrives = np.cumsum(gaps) - gaps[0]
     return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
-
-
-class Receiver(Simulated):
-    """A machine that receives states from another one: it loads a prompt's state, in `loads(tokens)` seconds."""
-
-    def __init__(self, model: StepModel, seed: int, loads: Seconds):
-        super().__init__(model, seed)
-        self.loads = loads
-
-    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
-        """The time after a call (s)."""
-        if chunk:
-            self.now += self.loads(chunk)
-            self._slept = False  # wake-up times were measured on prompts
-            return self.now
-        return super().call(decoding, step, keys, reading, 0, 0)
-
-
-def disaggregated(
-    load: Load, model: StepModel, slots: int, moves: tuple[Seconds, Seconds], simulations: int = 0
-) -> dict[str, float]:
-    """METRICS of a load that one machine prefills and another decodes; `model` is each one's, half of a shared machine.
-
-    `moves`: seconds by tokens that a state occupies the sender and the receiver, as in `shipping`. The time
-    between them is left out: sockets, and processes that wake. `simulations`: 0 for `seeds` of the load.
-    """
-    ships, loads = moves
-    many = simulations or seeds(load)
-
-    def run() -> dict[str, float]:
-        runs = []
-        for seed in range(many):
-            there = clock.read_elsewhere(load, model, ships, seed)
-            served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads), slots)
-            runs.append(of_served(served, load.arrives))
-        return _middle(runs)
-
-    lengths = sorted(set(load.prompt))
-    return looked_up(("split", slots, many), load, model, run, [*map(ships, lengths)], [*map(loads, lengths)])
 
 
 def capacity(load: Load, model: StepModel, slots: int) -> float:

@@ -84,8 +84,6 @@ STUDIES = {
     "06-window": Study("context.window", at_mini=True, aside=True, whole=True),
     "06-copies": Study(HISTORY, aside=True),
     "07-chunked": Study("chunked.chunked"),
-    "07-tiles": Study(HISTORY, aside=True),
-    "07-every-chunk": Study(HISTORY, aside=True),
     "07-disaggregation": Study("disaggregation.disaggregation"),
     "07-scheduling": Study("scheduling.scheduling"),
     "07-fleet": Study("scheduling.fleet", aside=True),

@@ -2,8 +2,7 @@
 
 Every policy gets requests of the same lengths at the same times, at about 30, 60 and 85 % of the capacity of chunks of
 64 on the reference machine. A reader's own file is asked for as many requests as its size suggests. Parts with fewer
-threads are for a machine split between one process that prefills and one that decodes, and for a server that leaves a
-core to its client.
+threads are for a server that leaves a core to its client.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from llama_meter.measure.plan import (
     on_file,
     one,
     scale_of,
-    thread_counts,
     threads_of,
     with_gates,
 )
@@ -45,8 +43,6 @@ CUT = "chunked {}"  # the policy that cuts prompts into pieces of so many tokens
 LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6)}  # requests a second
 SIZE = 1_374_987_584  # bytes of the file that the loads at full size were chosen for
 REQUESTS = {"mini": 320, "shape": 60, "file": 60}  # for a P99 of first tokens; for a P95
-ALONE, MANY = (80.0, 110.0, 140.0), 1000  # at mini: rates (1/s) around the one of which a machine serves 99 % in time
-# by simulation; requests at each, enough to estimate a share
 BLOCKS = {"mini": 5, "shape": 2, "file": 3}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
@@ -84,10 +80,10 @@ def loads_of(file: File, sweep: Sweep) -> tuple[float, ...]:
 
 
 def _of_file(base: Traffic, first: bool, sweep: Sweep) -> Iterator[tuple[int, Traffic]]:
-    """Every policy at every load; on small models also the split engine, a server and one machine's capacity.
+    """Every policy at every load; on small models also the split engine and a server.
 
     Each with its priority under a time limit: 0 parts, and two policies of the first file at the middle load; 1 these
-    at other loads; 2 other policies; 3 one machine's capacity, and parts with fewer threads; 4 server and split.
+    at other loads; 2 other policies; 3 parts with fewer threads, as beside a server; 4 server and split.
     """
     small, loads = base.scale == "mini", loads_of(base.files[0], sweep)
     asked, middle = change(base, n_requests=REQUESTS[base.scale]), loads[len(loads) // 2]
@@ -99,10 +95,7 @@ def _of_file(base: Traffic, first: bool, sweep: Sweep) -> Iterator[tuple[int, Tr
     for per_second, rule in product(loads, rules):
         rank = 2 if not first or rule not in needed else 0 if per_second == middle else 1
         yield rank, change(asked, per_second=per_second, rule=rule)
-    if first and small and not sweep.rates:
-        yield from ((3, change(base, n_requests=MANY, per_second=rate, rule=FIRST[1])) for rate in ALONE)
     if first and small and base.n_threads > 1:
-        yield 3, change(base, n_threads=min(thread_counts()))
         yield from ((4, change(asked, per_second=per_second, rule=SPLIT)) for per_second in loads[:2])
     if small and not first and server.find():  # the first model's sequences are mixed up by a server
         beside = change(base, n_threads=max(base.n_threads - 1, 1))  # a core is the client's

@@ -66,8 +66,6 @@ PARAMETERS = {
     "guess_together": GUESS,
     "guess_right": GUESS,
     "factor": FACTOR,
-    "objective_ms": FACTOR,
-    "trace": Allowed(str),
     "study": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
