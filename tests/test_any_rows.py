@@ -21,9 +21,8 @@ from plamo_study.show import theme
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "04-right-answers", "05-quantization", "06-context",
     "07-latency", "03-replicas", "08-speculative", "07-disaggregation", "07-scheduling", "09-serving",
-    "02-roofline", "A-methods", "04-hybrids", "B-two-files", "10-builds", "your-machine",
+    "A-methods", "04-hybrids", "B-two-files", "10-builds", "your-machine",
 )  # fmt: skip
-PROSE = (*PAGES, "01-phase-asymmetry")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 
@@ -149,7 +148,7 @@ def test_a_page_is_written_from_the_rows_of_a_gpu(name, monkeypatch):
     executed(name)
 
 
-@pytest.mark.parametrize("name", PROSE)
+@pytest.mark.parametrize("name", PAGES)
 def test_no_sentence_outside_of_a_quotation_holds_a_measured_number(name):
     prose = [cell.source for cell in notebook(name) if cell.cell_type == "markdown"]
     said = "\n".join(line for text in prose for line in text.splitlines() if not line.startswith(">"))

@@ -1,8 +1,8 @@
-"""The matrix kernels of llama.cpp by tensor type and number of columns, to name a rate.
+"""The matrix kernels of llama.cpp by tensor type, to name a rate.
 
 From the sources of llama.cpp 0c1e570: ggml-cpu/repack.cpp (`ggml_repack_get_optimal_repack_type`), tiled/tiled.cpp
 (`ggml_tiled_supported`, which gives way to packed weights), llamafile/sgemm.cpp (`llamafile_sgemm`, from two columns
-on; `tinyBLAS_Q0_AVX`), for the rest the dot products of ggml-cpu.c. Types are covered on x86 only, columns for Q8_0.
+on), for the rest the dot products of ggml-cpu.c. Types are covered on x86 only.
 """
 
 from typing import Any
@@ -24,19 +24,3 @@ def by_type(engine: dict[str, Any], dtype: str, packed: bool = True) -> str:
         return "packed rows for both"
     many = "tiled" if dtype in TILED else "tinyBLAS" if dtype in TINY_BLAS else "dot products"
     return f"{many}; dot products"
-
-
-def column_tile(engine: dict[str, Any], dtype: str) -> int | None:
-    """Columns of one tile of the x86 kernel for Q8_0: 4 with 32 vector registers, else 2; None elsewhere."""
-    build = engine["build"]
-    if dtype != "Q8_0" or engine["gpu_offload"] or "LLAMAFILE = 1" not in build or "AVX2 = 1" not in build:
-        return None
-    return 4 if "AVX512 = 1" in build else 2
-
-
-def weight_passes(n_seq: int, tile: int) -> int:
-    """Number of passes over a weight matrix in a step of `n_seq` columns on x86.
-
-    Whole tiles of columns share one pass over the weights; any remaining columns need another.
-    """
-    return 2 if n_seq > tile and n_seq % tile else 1
