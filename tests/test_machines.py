@@ -58,7 +58,7 @@ def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(stu
     on_gpu = found["machine"].str.endswith(machines.ON_GPU)
     assert found[~on_gpu]["share"].between(0.1, 1.1).all()
     assert found[on_gpu]["share"].between(0, 1).all(), "operators that go back to the processor take most of a pass"
-    assert set(machines.machines(studies, found)["machine"]) == set(found["machine"])
+    assert set(machines.machines(found)["machine"]) == set(found["machine"])
     told = machines.pairs(found)
     assert (told["known"] != told["asked"]).all()
 

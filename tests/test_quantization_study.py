@@ -23,7 +23,6 @@ from llama_meter.models import recipes, registry, tensors
 from llama_meter.oracle import weights
 from llama_meter.oracle.compare import relative_error
 from llama_meter.workloads import phases
-from plamo_study.arithmetic.kernels import PACKED
 from plamo_study.plans import quantization as plan_quantization, your_machine
 from plamo_study.read import recording
 
@@ -44,6 +43,13 @@ def folder(tmp_path, monkeypatch):
     os.link(mini_file(), tmp_path / mini_file().name)
     monkeypatch.setattr(paths, "MODELS", tmp_path)
     return tmp_path
+
+
+PACKED = {
+    "Q4_0": "AVX2 = 1",
+    "Q4_K": "AVX2 = 1",
+    "Q2_K": "AVX512 = 1",
+}  # type -> instructions that packing needs: repack.cpp
 
 
 def test_files_of_any_recipe_are_made_from_the_f16_file_and_stand_until_it_is_newer(folder):

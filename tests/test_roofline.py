@@ -3,8 +3,6 @@
 import tomllib
 from types import SimpleNamespace
 
-import nbformat
-import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -16,13 +14,13 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import files, machine, plan
 from llama_meter.measure.asked import sweep
 from llama_meter.workloads import phases as workloads
-from plamo_study.arithmetic import ceilings, every_cell, intensity, literature, roofline
+from plamo_study.arithmetic import ceilings, every_cell, intensity, roofline
 from plamo_study.arithmetic.roofline import Ceilings, parts, work
 from plamo_study.measurements import recording
 from plamo_study.plans import roofline as plan_roofline, timeline as plan_timeline
 from plamo_study.read.processors import device
 from plamo_study.read.recording import Recording
-from plamo_study.show import evidence, theme
+from plamo_study.show import evidence
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)
@@ -124,62 +122,20 @@ def test_a_turning_point_is_where_intensity_passes_balance():
     assert intensity.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf"), "its own states keep a batch under it"
 
 
-def test_bandwidth_helps_what_waits_for_memory_and_compute_what_waits_for_compute():
-    gains = intensity.gains({"m": fact("plamo-3-nict-2b")}, HERE, 2.0).set_index(["pass", "change"])["overlap"]
-    compute, bandwidth, fewer = intensity.CHANGES
-    assert gains["prefill of 512", compute] == pytest.approx(2)
-    assert gains["prefill of 512", bandwidth] == 1
-    assert gains["decode of 1", bandwidth] == pytest.approx(2)
-    assert gains["decode of 1", compute] == 1
-    assert 1.9 < gains["decode of 1", fewer] < 2, "cache and state stay"
-
-
-def test_the_slider_computes_what_the_table_says():
-    """The chart of the executed notebook computes `gains` again where it is shown."""
-    models, factor = {"m": fact("plamo-3-nict-2b")}, 5.0
-    gains = intensity.gains(models, HERE, factor).set_index(["pass", "change"])
-    page = nbformat.read(paths.NOTEBOOKS / "02-roofline.ipynb", 4)
-    outputs = [each for cell in page.cells for each in cell.get("outputs", ())]
-    drawn = [each.get("metadata", {}).get(theme.SPEC_KEY, {}) for each in outputs]
-    (chart,) = [each for each in drawn if any(param["name"] == "factor" for param in each.get("params", ()))]
-    steps = chart["spec"]["layer"][0]["transform"]
-    for change in intensity.CHANGES:
-        for row in intensity.passes(models, HERE).to_dict("records"):
-            known = row | {"change": change}
-            for step in steps:
-                known[step["as"]] = evaluated(step["calculate"], known, factor)
-            expected = gains.loc[(row["pass"], change)]
-            assert (known["overlap"], known["sum"]) == pytest.approx((expected["overlap"], expected["sum"]))
-
-
-def evaluated(expression, known, factor):
-    """A Vega expression of this figure: comparisons, arithmetic, and conditions from left to right."""
-    condition, _, rest = expression.partition(" ? ")
-    if rest:
-        yes, _, no = rest.partition(" : ")
-        return evaluated(yes if evaluated(condition, known, factor) else no, known, factor)
-    datum = type("Datum", (), known)
-    return eval(expression, {"datum": datum, "factor": factor, "max": max})
-
-
 # ---------------------------------------------------------------- every cell
 
 
-def test_right_results_enter_under_their_own_ceilings_and_what_is_left_out_is_counted(first):
+def test_right_results_enter_under_their_own_ceilings(first):
     batches = recording("03-batch-scaling")
     table, lacking = every_cell.cells([(each.study, each.rows, each.facts) for each in (first, batches)])
     assert lacking == 0
     for each in (first, batches):
         rows = each.rows[each.rows["workload"].isin(["prefill", "decode"])]
         own = table[(table["study"] == each.study) & (table["phase"] == table["workload"])]
-        left = every_cell.left_out(each.rows)
-        assert own["n"].sum() + sum(left.values()) == len(rows)
-        assert left["wrong"] == (rows["verdict"] == "invalid").sum()
-    assert left["wrong"] > 0
+        assert 0 < own["n"].sum() <= len(rows) - (rows["verdict"] == "invalid").sum()
     inside = [low <= took.value <= high for low, took, high in table[["low", "measured", "high"]].to_numpy()]
     assert ((table["miss"] == 1) == inside).all()
     assert (table["share"] < 1.2).all()
-    assert (table["share_fastest"] <= table["share"] * (1 + 1e-9)).all()
     own = table[table["study"] == first.study].groupby("n_threads")["compute"]
     assert own.nunique().eq(1).all()
     assert own.first().is_monotonic_increasing
@@ -229,23 +185,6 @@ def test_the_depths_of_a_ladder_become_passes_of_their_own(first):
     table, _ = every_cell.cells([("05", pd.concat([limits, row]), first.facts)])
     found = {(r.phase, r.depth): r.measured.value for r in table.itertuples()}
     assert found == {("prefill", 0.0): 1.0, ("prefill", 1024.0): 2.0, ("decode", 0.0): 0.01, ("decode", 1024.0): 0.03}
-
-
-def test_the_kernel_by_columns_explains_a_batch_and_invents_nothing_between_far_numbers():
-    model = fact("plamo-2-1b")
-    known = {"Q8_0": {n: 2 * n / rate for n, rate in {1: 1e10, 4: 2e10, 128: 1e11, 512: 1e11}.items()}}
-    one = {"tokens": 1, "n_seq": 4, "together": True, "n_ubatch": 512}
-    together, apart = (every_cell.products(model, one, known, d4) for d4 in (False, True))
-    weights = roofline.matmul_weights(model) + roofline.head_weights(model)
-    assert together == pytest.approx(2 * 4 * weights / 2e10, rel=0.01)
-    mamba = sum(model["tensors"][kind]["n_elements"] for kind in every_cell.MAMBA)
-    assert apart - together == pytest.approx(2 * 4 * mamba * (1 / 1e10 - 1 / 2e10), rel=0.01)
-    long = every_cell.products(model, one | {"tokens": 1024, "n_seq": 1}, known, True)
-    assert long == pytest.approx(2 * 1024 * roofline.matmul_weights(model) / 1e11, rel=0.05)
-    far, shape = {"Q8_0": {1: 2e-10, 512: 1e-8}}, one | {"n_seq": 1}
-    assert every_cell.products(model, shape | {"tokens": 64}, far, True) is None
-    assert every_cell.products(model, shape | {"tokens": 512}, far, True) > 0
-    assert every_cell.products(model, shape | {"tokens": 512}, {"F16": far["Q8_0"]}, True) is None, "another kernel"
 
 
 # ---------------------------------------------------------------- one definition of a ceiling
@@ -298,8 +237,6 @@ def test_what_was_measured_nowhere_here_is_named_and_kernels_are_told_by_name():
     table = ceilings.measured([pd.DataFrame(rows)])
     names = {kernel.name for kernel in ceilings.every_kernel([table], HOME)}
     assert (len(names), sum("BLAS" in name for name in names)) == (3, 2)
-    kernel, found = ceilings.fastest([table], HOME)
-    assert (kernel.layout, found.best) == (ceilings.BLAS, pytest.approx(3e12, rel=1e-6))
 
 
 def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
@@ -394,56 +331,8 @@ def test_columns_are_told_by_the_work_of_a_cell():
     assert known == {1: pytest.approx(1e-10, rel=1e-4), 4: pytest.approx(8e-10), 512: pytest.approx(1024 / 1e11)}
 
 
-# ---------------------------------------------------------------- other people's figures
-
-ZEN = {"chip": "EPYC", "performance_cores": 2}
-CORE = {"chip": "EPYC", "per_cycle": {"F32": 64}, "needs": {"F32": "AVX512 = 1"}, "highest_clock": 5e9}
-
-
-@pytest.mark.parametrize(
-    ("core", "build", "dtype", "clock", "expected"),
-    [
-        (CORE, "AVX512 = 1", "F16", 3e9, (384e9, 384e9, "")),
-        (CORE, "AVX512 = 1", "F16", None, (None, 640e9, "no clock recorded")),
-        (CORE, "AVX2 = 1", "F16", 3e9, (None, None, "no figure for its F32 instruction")),
-        (CORE, "AVX512 = 1", "Q8_0", 3e9, (None, None, "no figure for its INT8 instruction")),
-        (CORE | {"chip": "Xeon"}, "AVX512 = 1", "F16", 3e9, (None, None, "no figure for this processor")),
-    ],
-)
-def test_a_peak_is_cores_times_operations_times_clock_or_not_known(core, build, dtype, clock, expected):
-    found = literature.peak([core], ZEN, {"build": build}, 4, dtype, clock)
-    assert (found.value, found.most, found.why) == expected
-    recorded = {None: {"mhz": [None, np.nan]}, 3e9: {"mhz": [2900.0, 3100.0, None]}}
-    assert literature.clock(pd.DataFrame(recorded[clock])) == clock
-
-
-def test_every_figure_of_others_says_where_it_was_read_and_models_have_their_nominal_size():
-    for core in literature.cores():
-        assert all(core[name].startswith("http") for name in ("per_cycle_source", "method_source", "clock_source"))
-        assert set(core["per_cycle"]) == set(core["needs"])
-    for part in literature.parts():
+def test_every_figure_of_others_says_where_it_was_read():
+    for part in intensity.parts():
         assert part["memory_source"].startswith("https://")
         assert part["peak_source"].startswith("https://")
         assert part["peak_by"] in ("vendor", "third party", "derived")
-    for name, entry in literature.printed()["model"].items():
-        assert float(name.removesuffix("B")) * 1e9 == entry["parameters"]
-        if "layers" in entry:
-            total = sum(tensor["n_elements"] for tensor in literature.dense(entry, 1)["tensors"].values())
-            assert total == pytest.approx(entry["parameters"], rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("kind", "printed", "ours", "said"),
-    [
-        ("value", 1.04, 1.0, "agrees"),
-        ("value", 1.2, 1.0, "disagrees"),
-        ("most", 0.9, 1.0, "possible: 90%"),
-        ("most", 2.0, 1.0, "impossible: 2"),
-        ("least", 2.0, 1.0, "possible: 50%"),
-        ("least", 0.5, 1.0, "impossible: 2"),
-        ("fits", 1.0, 2.0, "does not fit"),
-        ("none", None, 2.0, "nothing printed"),
-    ],
-)
-def test_a_printed_figure_is_judged_by_what_it_says(kind, printed, ours, said):
-    assert literature.verdict(kind, printed, ours).startswith(said)

@@ -4,8 +4,8 @@ A ceiling belongs to a place: one machine, number of threads and device. A matri
 tensor type, the layout of its weights ("packed": rearranged by llama.cpp when it loads a model; "plain": as in the
 file; "blas": unpacked to F32 for BLAS, and "accelerate" where that is Apple's) and a number of columns. A file's
 ceiling is the mix of the kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling
-is what a kernel reaches, not what the machine could reach: `fastest` is the fastest kernel measured there. A roof,
-which nothing may exceed, takes the best sample; a predicted time takes the usual one, the median of processes.
+is what a kernel reaches, not what the machine could reach. A roof, which nothing may exceed, takes the best sample; a
+predicted time takes the usual one, the median of processes.
 """
 
 import tomllib
@@ -247,14 +247,6 @@ def _by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
     products = loaded(table, place, dtype)
     products = products[products["many"]].set_index("block")
     return products["n_flops"] / products["usual"]
-
-
-def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]:
-    """The fastest matrix kernel measured at a place over all tables, whatever its type and layout."""
-    kernels = every_kernel(tables, place)
-    if not kernels:
-        raise _missing("matmul ceiling", place)
-    return max(kernels.items(), key=lambda item: item[1].best)
 
 
 def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:

@@ -116,16 +116,11 @@ def passes(studies: Studies) -> pd.DataFrame:
     timed = timed[timed["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
     timed = timed.assign(attention=timed["flash_attn"].replace("auto", "on"))
-    timed = timed.assign(read=timed.groupby("machine")["read"].transform("max"), least=timed["read"])
+    timed = timed.assign(read=timed.groupby("machine")["read"].transform("max"))
     timed = timed.assign(compute=timed.groupby(["machine", "dtype"])["compute"].transform("max"))
     timed = timed.assign(low=np.maximum(timed["bytes"] / timed["read"], timed["flops"] / timed["compute"]))
     timed = timed.assign(share=timed["low"] / timed["measured"].map(lambda took: took.value))
-    return timed[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read", "least"]]
-
-
-def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
-    """The facts of every machine, by its id."""
-    return {name: fact for _, _, facts in studies for name, fact in facts.items() if "chip" in fact}
+    return timed[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read"]]
 
 
 def _apart(timed: pd.DataFrame) -> pd.DataFrame:
@@ -133,22 +128,15 @@ def _apart(timed: pd.DataFrame) -> pd.DataFrame:
     return timed.assign(machine=timed["machine"].where(timed["n_gpu_layers"] == 0, timed["machine"] + ON_GPU))
 
 
-def machines(studies: Studies, timed: pd.DataFrame) -> pd.DataFrame:
-    """Per machine: MACHINE, `cores` (a GPU's: none), `memory` (bytes; a GPU's own), `os`, its ceilings `read` (B/s;
-    `least`: the best of the study that read slowest) and `compute` (FLOP/s) for weights of the commonest type,
-    `balance` (FLOP a byte), `passes`, and `share`, their median share."""
-    facts = facts_of(studies)
+def machines(timed: pd.DataFrame) -> pd.DataFrame:
+    """Per machine: MACHINE, its ceilings `read` (B/s) and `compute` (FLOP/s) for weights of the commonest type,
+    `balance` (FLOP a byte), `passes`, and `share`, their median share of the roof."""
     usual = timed["dtype"].mode().iloc[0]
     entries = []
     for (machine, chip), group in timed.groupby(MACHINE, sort=False):
-        fact = facts[str(machine).removesuffix(ON_GPU)]
         read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
-        board = fact["gpus"][0] if str(machine).endswith(ON_GPU) else None
-        cores, memory = None if board else fact["performance_cores"], (board or fact)["memory_bytes"]
-        entry = {"machine": machine, "chip": chip, "cores": cores, "memory": memory}
-        entry |= {"os": fact["os"], "read": read, "least": group["least"].min(), "compute": compute}
-        entry |= {"balance": compute / read, "passes": len(group), "share": float(group["share"].median())}
-        entries.append(entry)
+        entry = {"machine": machine, "chip": chip, "read": read, "compute": compute, "balance": compute / read}
+        entries.append(entry | {"passes": len(group), "share": float(group["share"].median())})
     return pd.DataFrame(entries)
 
 

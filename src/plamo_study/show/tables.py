@@ -130,8 +130,9 @@ def _shared_level(values: Iterable[Any]) -> float:
 
 def folded(summary: str, *tables: Table) -> Markdown:
     """Tables for referees, folded behind one line that a click opens; `summary` is that line."""
-    shown = "\n\n".join(table._repr_html_() for table in tables)
-    return Markdown(f"<details><summary>{summary}</summary>\n\n{shown}\n\n</details>")
+    shown = "\n".join(table._repr_html_() for table in tables)
+    block = "\n".join(filter(str.strip, shown.splitlines()))  # a blank line would end the fold on a published page
+    return Markdown(f"<details><summary>{summary}</summary>\n{block}\n</details>")
 
 
 def show(value: Any, how: Format) -> str:
