@@ -5,7 +5,6 @@ from pathlib import Path
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
@@ -24,7 +23,6 @@ from llama_meter.workloads import context as depth, drift
 from plamo_study.laws import context, memory as context_memory
 from plamo_study.plans import context as plan_context
 from plamo_study.read import frame
-from plamo_study.stats import growth
 
 PART = 32
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)
@@ -182,44 +180,6 @@ def test_a_drift_candidate_is_its_reference_when_nothing_differs():
     assert found.valid
     assert found.checks["second_path_error"] < 0.01
     assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
-
-
-# ------------------------------------------------------------------ laws on curves that are known
-
-DEPTHS = np.array([256.0, 768, 1280, 2304, 4352, 8448, 16640])
-
-
-def curve_of(times, index=DEPTHS, noise=0.002):
-    rng = np.random.default_rng(5)
-    return pd.DataFrame({block: times * (1 + 0.05 * block) * rng.normal(1, noise, len(index)) for block in range(4)},
-                        index=index)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("times", "law"),
-    [
-        (np.full(7, 0.02), "constant"),
-        (0.02 + 1e-6 * DEPTHS, "linear"),
-        (0.02 + 1e-6 * DEPTHS + 3e-10 * DEPTHS**2, "quadratic"),
-        (0.02 + 4e-6 * np.minimum(DEPTHS, 2048) + 3e-7 * np.maximum(DEPTHS - 2048, 0), "linear with a bend"),
-    ],
-)
-def test_a_law_is_recognised_with_its_coefficients(times, law):
-    found = growth.growth(curve_of(times), knot=2048.0)
-    assert found.law == law
-    assert found.chosen_by >= 3
-    assert found.coefficients[0].low <= 0.02 * 1.09
-    assert found.coefficients[0].high >= 0.0198
-    assert abs(found.worst) < 0.02
-
-
-def test_a_time_that_would_fall_again_is_continued_by_a_line():
-    falling = pd.Series(0.02 + 2e-6 * DEPTHS - 5e-11 * DEPTHS**2, index=DEPTHS)
-    at = growth.continued(falling)
-    assert at(np.array([DEPTHS[-1]]))[0] == pytest.approx(falling.iloc[-1])
-    assert at(np.array([1e6]))[0] > at(np.array([1e5]))[0] > falling.iloc[-1]
-    down = growth.continued(pd.Series(0.02 - 1e-7 * DEPTHS, index=DEPTHS))
-    assert down(np.array([1e6]))[0] == pytest.approx(0.02 - 1e-7 * DEPTHS[-1]), "no time is negative"
 
 
 # ------------------------------------------------------------------ the window that llama.cpp leaves out

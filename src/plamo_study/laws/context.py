@@ -1,11 +1,10 @@
-"""Study 05: the samples of its rows with the depth each was taken at, and the laws by which times grow with depth.
+"""What context costs: the samples of its rows with the depth each was taken at.
 
-Laws and ratios are made from the `samples` of the rows. Times are seconds per token; a part of a prompt counts at its
-middle. Estimates are over processes, comparisons are paired by block. `band` is what the roofline says of one token.
+Times are seconds per token. Estimates are over processes, comparisons are paired by block. `band` is what the roofline
+predicts for one token.
 """
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import pandas as pd
@@ -15,30 +14,26 @@ from plamo_study.arithmetic import roofline
 from plamo_study.arithmetic.roofline import Ceilings, Model
 from plamo_study.read.frame import WITH_WINDOW
 from plamo_study.read.usable import usable
-from plamo_study.stats import growth
 from plamo_study.stats.estimates import NS, compare, events
 
 PHASES = ("prefill", "decode")
 OF_CELL = ("model", "ladder", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
-LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
-FITS = 0.05  # a law that misses a median by more is shown, but supports no conclusion
-Knots = dict[str, float]
 
 
 def samples(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per usable process, phase and depth, which `estimate` and `compare` take.
 
     The cell's fields, block and machine; `phase`, "prefill" or "decode"; `depth`; `value`, seconds per token (median
-    over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `ladder`: "" for one
-    of depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
+    over repetitions). `ladder`: "" for one of depths whose memory is filled, "walk" where every token was computed,
+    "few" for the first and the last depth.
     """
     usable_rows = usable(rows)
     usable_rows = usable_rows[(usable_rows["workload"] == "depth") & (usable_rows["text"] == "")]
-    return events(usable_rows, OF_CELL, _by_depth, "phase", "depth", "at", "value")
+    return events(usable_rows, OF_CELL, _by_depth, "phase", "depth", "value")
 
 
 def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
-    """Phase, depth, depth fitted at and seconds per token of one process."""
+    """Phase, depth and seconds per token of one process."""
     parts, steps = row.samples_ns
     first = [depth - n % row.n_gen - 1 for n, depth in enumerate(row.series["step_depth"])]  # one step warms up
     for phase, depths, taken, size in (
@@ -46,34 +41,22 @@ def _by_depth(row: Any) -> Iterator[dict[str, Any]]:
         ("decode", first, steps, 1),
     ):
         grouped = pd.Series(taken, dtype=float).groupby(pd.Series(depths, dtype=int).to_numpy()).median()
-        middle = size / 2 if phase == "prefill" else row.n_gen / 2
         for depth, ns in grouped.items():
-            yield {"phase": phase, "depth": int(depth), "at": depth + middle, "value": ns / NS / size}
+            yield {"phase": phase, "depth": int(depth), "value": ns / NS / size}
 
 
-def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
+def curves(timed: pd.DataFrame, phase: str) -> dict[str, pd.DataFrame]:
     """Seconds per token of the ladders by model: a row per depth, a column per block; windowed models last."""
     ladders = timed[(timed["phase"] == phase) & (timed["ladder"] == LADDER)]
     groups = dict(iter(ladders.groupby("model")))
     names = sorted(groups, key=lambda name: (name.replace(WITH_WINDOW, ""), WITH_WINDOW in name))
-    return {name: groups[name].pivot_table(index=index, columns="block", values="value") for name in names}
+    return {name: groups[name].pivot_table(index="depth", columns="block", values="value") for name in names}
 
 
 def part(timed: pd.DataFrame) -> int:
     """Tokens of the parts of a prompt that the ladders time; 0 where there are none."""
     ladders = timed[timed["ladder"] == LADDER]
     return int(ladders["n_ubatch"].iloc[0]) if len(ladders) else 0
-
-
-def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
-    """Per model and phase: the fields of `growth.Growth`, and `fits`: no median is further from the law than FITS."""
-    entries = []
-    for phase in PHASES:
-        for model, curve in curves(timed, phase, index="at").items():
-            if len(curve) >= LEAST_DEPTHS:
-                law = growth.growth(curve, bends.get(model, 0.0))
-                entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
-    return pd.DataFrame(entries, columns=["model", "phase", "fits", *(field.name for field in fields(growth.Growth))])
 
 
 def explained(timed: pd.DataFrame) -> pd.DataFrame:

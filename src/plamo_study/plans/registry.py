@@ -94,7 +94,6 @@ STUDIES = {
     "09-serving": Study("serving.serving"),
     "09-knees": Study(HISTORY, aside=True),
     "10-builds": Study("history.builds", at_mini=True),
-    "10-speeds": Study(HISTORY, aside=True),
     "10-changes": Study("history.changes", aside=True),
     "A-gates": Study("llama_meter.measure.plan.gates", aside=True),
     "B-pairs": Study("handover.pairs", at_mini=True),
