@@ -199,7 +199,7 @@ def test_no_command_maps_the_engine_s_libraries_which_its_workers_load(root):
 def test_models_are_listed_with_their_assumptions(root):
     ((code, said),) = in_one_process(root, ("models", "list"))
     assert code == 0
-    assert "plamo-2-1b.mini.F16.gguf" in said
+    assert "plamo-2-1b" in said
     assert "assumed of plamo-3-nict-2b" in said
 
 

@@ -22,7 +22,6 @@ from test_watch import made_up
 from llama_meter import journal
 from llama_meter.cells import Replicas
 from llama_meter.engine.session import EngineError
-from llama_meter.errors import StudyError
 from llama_meter.measure import files, machine, runner, watch
 from llama_meter.measure.asked import sweep
 from llama_meter.measure.plan import Plan, model_file
@@ -50,14 +49,6 @@ def run(cell):
 
 def arrangements(planned):
     return {(cell.n_processes, cell.n_seq) for cell in planned.cells if isinstance(cell, Replicas)}
-
-
-def test_sequences_are_shared_out_evenly_among_the_processes_that_a_user_asks_for():
-    planned = plan.replicas("mini", sweep=sweep(n_seq="6,2", processes="3,2"))
-    assert arrangements(planned) == {(1, 6), (3, 2), (2, 3), (1, 2), (2, 1)}
-    for wrong in ({"n_seq": "6", "processes": "4"}, {"processes": "128", "n_seq": "256"}):
-        with pytest.raises(StudyError, match=f"processes {wrong['processes']}"):
-            plan.replicas("mini", sweep=sweep(**wrong))
 
 
 def test_a_file_is_loaded_no_more_often_than_fits_into_memory(tmp_path, monkeypatch):

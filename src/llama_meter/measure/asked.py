@@ -24,7 +24,7 @@ class Sweep:
     """Values of a study's parameters; what is empty is the study's own choice.
 
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
-    decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
+    decode step. `n_chunk`: tokens of a prompt that a call reads.
     `n_clients`: requests at a time. `rates`: requests a second. `dtypes`: types of the models that the repository
     brings. `n_draft`: tokens of a draft. `acceptance`: how likely a drafted token is right. `draft_file`: the model
     that drafts for `files`, at most one. `seed`: of drawn batches. `blocks`: processes of every cell, one number.
@@ -38,7 +38,6 @@ class Sweep:
     n_depth: tuple[int, ...] = ()
     n_chunk: tuple[int, ...] = ()
     n_clients: tuple[int, ...] = ()
-    processes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
     n_threads: tuple[int, ...] = ()

@@ -15,8 +15,8 @@ PROMPT_LINES = 8  # lines of a text that end where a continuation begins
 
 
 def read(name: str) -> bytes:
-    """The bytes of a text of data/corpus, by its name without the suffix."""
-    return (CORPUS / f"{name}.txt").read_bytes()
+    """The bytes of a text of data/corpus, by its name with or without the suffix."""
+    return (CORPUS / f"{name.removesuffix('.txt')}.txt").read_bytes()
 
 
 def planned(name: str, expected: str) -> bytes:

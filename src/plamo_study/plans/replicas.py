@@ -3,11 +3,9 @@
 Also the parts of a replica's work, measured alone on its share of the cores: prompts, and steps of its sequences.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from llama_meter.cells import Cell, MatMul, Replicas
-from llama_meter.errors import StudyError
 from llama_meter.measure import machine
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
@@ -24,7 +22,6 @@ from llama_meter.measure.plan import (
 from llama_meter.models import given, registry
 
 TOTALS, PROCESSES = (8, 4), (1, 8, 2, 4)  # sequences shared out; the last are few enough for private weights
-MOST_PROCESSES = 64
 ROOM = 0.75  # share of the machine's memory that the weights of all processes may take, if each has its own
 REPACKED = "Q4_0"  # a type whose matrices the engine lays out anew, in its own memory, when it loads a model
 PROMPT = 32
@@ -36,14 +33,13 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Chapter 3: equal cores and equal requests, the weights mapped or private, repacked or not.
 
     For the first model also: a replica is killed, and the prompts of a process share a call. `sweep`: other files,
-    numbers of sequences or of processes, or threads.
+    numbers of sequences, or threads.
     """
     check_scale(scale)
     own, files, totals = scale_of(scale, sweep), files_of(scale, sweep), sweep.n_seq or TOTALS
     base = Replicas(n_prompt=PROMPT, n_gen=STEPS[scale], n_threads=threads_of(sweep))
     base = on_file(change(base, n_gpu_layers=-1 if gpu else 0), files[0])
-    processes = _processes(sweep, totals)
-    first, *rest = ([change(base, n_processes=p, n_seq=n // p) for p in processes if n % p == 0] for n in totals)
+    first, *rest = ([change(base, n_processes=p, n_seq=n // p) for p in PROCESSES if n % p == 0] for n in totals)
     fewer = [cell for group in rest for cell in group]
     fewest = (rest or [first])[-1]
     limits = limits_of(files, scale, sweep, gpu, (base.n_threads,))
@@ -59,17 +55,6 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     planned = with_gates("03-replicas", own, cells, exact_cache=False)
     blocks = 2 if scale == "mini" else BLOCKS
     return replace(planned, needed=len(needed), blocks=blocks, workload="llama_meter.workloads.replicas")
-
-
-def _processes(sweep: Sweep, totals: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of processes, one first; StudyError for one that no number of sequences can be shared out among."""
-    for n in sweep.processes:
-        if n > MOST_PROCESSES:
-            raise StudyError(f"processes {n}", f"are more than {MOST_PROCESSES}", "give fewer")
-        if all(total % n for total in totals):
-            why = f"cannot share {' or '.join(map(str, totals))} sequences out evenly"
-            raise StudyError(f"processes {n}", why, f"give an n_seq that {n} divides, such as -p n_seq {2 * n}")
-    return tuple(dict.fromkeys((1, *sweep.processes))) if sweep.processes else PROCESSES
 
 
 def _fits(cell: Cell) -> bool:
