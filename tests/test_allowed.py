@@ -20,8 +20,6 @@ REFUSED = {
     "source": ("elsewhere", "", None, 1), "scale": ("huge", "", None), "minutes": (nan, inf, -1, "soon", None, True),
     "device": ("tpu", "", None, "GPU", 1),
     "prompt": (0, 1.5), "answer": (0, -1), "users": (0, -1), "guess": (0, -1, nan, inf),
-    "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
-    "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf),
     "n_prompt": (0, -1, 2.5, True), "n_gen": (0, 2.5), "study": (1, None),
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ NAN = float("nan")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "text.txt"
     path.write_bytes(Path(texts.__file__).read_bytes() + "日本語の文です。\n".encode() * 20)
-    return path.with_suffix("")
+    return str(path.with_suffix(""))
 
 
 @pytest.fixture(scope="module")
