@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from built import longer
 from conftest import ATTENTION, HYBRID, mini_file
 from scipy import special
 
@@ -240,9 +239,6 @@ def made_up(cell, removes=True, blocks=3, verify=2.0, back=1.0):
     series["verify"] = [verify * 1e9] * len(accepted)
     series["restore"] = [back * 1e9 if n < cell.n_draft else 0.0 for n in accepted]
     series |= {"accepted": accepted, "drafted": [cell.n_draft] * len(accepted), "sequence": [0] * len(accepted)}
-    calls = [1e9] * cell.n_draft + [verify * 1e9]  # a call of up to k tokens takes a second
-    series |= {"columns": [float(n + 1) for n in range(len(calls))], "column ns": calls, "fresh ns": calls}
-    series |= {"save ns": [], "restore ns": [back * 1e9]}
     series |= {"gap": [], "rounding": [], "plain ns": [1e9]}
     spent = [sum(series[term][i] for term in TERMS) for i in range(len(accepted))]
     row = cells.columns(cell) | {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0}
@@ -272,15 +268,6 @@ def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_wo
     assert break_even(frame(verify=0.5, back=0.0))["pays"].tolist() == ["always"]
     faster = rows.assign(series=[series | {"plain ns": [0.7e9]} for series in rows["series"]])
     assert break_even(faster)["from"][0].value > a + 0.1, "a faster plain decode makes drafting pay later"
-
-
-def test_rounds_are_held_against_the_sum_of_their_terms():
-    found = drafting.rounds(frame(removes=True))
-    assert found["close"].all()
-    assert found[found["accepted"] == K]["promised"].iloc[0] == pytest.approx(2.0)
-    assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(3.0)
-    rows = frame()
-    assert not drafting.rounds(longer(rows, rows["status"] == "ok", 1.2))["close"].any()
 
 
 def test_several_sequences_cost_what_each_of_them_takes_back_and_nothing_where_tokens_are_removed():

@@ -21,7 +21,7 @@ from llama_meter.measure.tolerance import BOTH_MOVE, tolerance
 from llama_meter.rows import Measured, passed
 from llama_meter.workloads import drafters
 from llama_meter.workloads.drafters import Draft
-from llama_meter.workloads.speculation import Loop, Reference, Times, clock
+from llama_meter.workloads.speculation import Loop, Reference, clock
 
 PROMPT_LINES = 12  # lines of a text from which each prompt takes its first tokens
 ALONE = 3  # calls of every length, saves and restores timed alone, after an untimed one
@@ -40,9 +40,8 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
 
     `series`, by round: the terms of `TERMS` in ns; by round and sequence: "drafted", "accepted" and
     "sequence"; by token that differs from the reference: "gap" and "rounding", relative to the largest logit.
-    Timed alone after the rounds: "plain ns", steps of plain decode of all sequences; and, if rounds are compared with
-    their parts, "columns" and "column ns" (tokens and time of calls, equal lengths in a row), "fresh ns" (the same,
-    lengths in turn), "save ns" and "restore ns".
+    Timed alone after the rounds: "plain ns", steps of plain decode of all sequences; and "columns" and "column ns",
+    tokens and time of calls.
     """
     cell.check()
     log: list[str] = []
@@ -143,28 +142,13 @@ def _explained(cell: Speculate, session: Session, reference: Reference, at: int,
 
 
 def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[float]]:
-    """Parts of a round timed alone: calls of 1 to k + 1 tokens, a save and a restore, in ns.
-
-    Calls of equal length in a row, for which the engine keeps its graph, and calls of all lengths in turn.
-    """
+    """Calls of 1 to k + 1 tokens in ns, equal lengths in a row, for which the engine keeps its graph."""
     lengths = range(1, cell.n_draft + 2)
-    repeated = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
-    fresh = [(n, _call(session, loop, n)) for _ in range(ALONE + 1) for n in lengths]
-    parts = {"columns": [float(n) for n in lengths for _ in range(ALONE)]}
-    parts["column ns"] = [ns for i, (_, ns) in enumerate(repeated) if i % (ALONE + 1)]
-    parts["fresh ns"] = [ns for n in lengths for length, ns in fresh[len(lengths) :] if length == n]
-    save, restore = [], []
-    for _ in range(ALONE + 1) if loop.way.saves else ():
-        times: Times = dict.fromkeys(TERMS, 0)
-        loop.way.clear()
-        loop.way.before(list(loop.references), times)
-        save.append(float(times["save"]))
-        start = clock()
-        for seq in loop.references:
-            state, n_past = loop.way.saved[seq]
-            session.set_state(seq, state, n_past, loop.way.part)
-        restore.append(float(clock() - start))
-    return {**parts, "save ns": save[1:], "restore ns": restore[1:]}
+    repeated = [_call(session, loop, n) for n in lengths for _ in range(ALONE + 1)]
+    return {
+        "columns": [float(n) for n in lengths for _ in range(ALONE)],
+        "column ns": [ns for i, ns in enumerate(repeated) if i % (ALONE + 1)],
+    }
 
 
 def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[float]]:

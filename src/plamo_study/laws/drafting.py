@@ -1,4 +1,4 @@
-"""Cost of a round of speculation by its number of accepted tokens, and the resulting speeds; llama-server beside it.
+"""Cost of a round of speculation by its number of accepted tokens, and the resulting speeds.
 
 A round generates the accepted tokens and one more. With k drafted, each right with probability a given that those
 before it are, n are accepted with probability a^n (1 - a), all k with a^k. So a process that measured rounds with every
@@ -7,20 +7,17 @@ n gives the speed at any a.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 from scipy import optimize
 
 from llama_meter import stats
 from llama_meter.cells import TERMS
-from llama_meter.measure import result_file
 from plamo_study.read.usable import usable
-from plamo_study.stats.estimates import NS, events, paired_ratio
+from plamo_study.stats.estimates import NS, events
 
 CELL = [
     "model",
@@ -40,7 +37,6 @@ CELL += ["temperature"]
 PROCESS = ["build", "block", "machine", "verdict", "key"]
 SPEED = ["build", "model", "file", "depth", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
-LAW = 0.10  # largest relative error of a round's predicted sum
 NATIVE, PART = "tokens removed", "part put back"
 WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
 
@@ -215,62 +211,18 @@ def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
     return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
 
 
-def rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every round of one sequence against the sum of its terms, each timed alone in the same process: SPEED, `block`,
-    `machine`, `accepted`, `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls with a graph
-    other than the last call's).
-
-    promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
-    engine reuses its graph for a call of the same length as the last; else its cost is that among other lengths.
-    """
-    names = ("accepted", "promised", "measured", "drawn")
-    compared = events(_taken_apart(rows), (*SPEED, "block", "machine"), _rounds, *names)
-    return compared.assign(close=(compared["measured"] / compared["promised"] - 1).abs() <= LAW)
-
-
-def _rounds(process: Any) -> Iterator[dict[str, Any]]:
-    alone, last, k = parts(process), 0, int(process.n_draft)
-    for draft, accepted, measured in zip(
-        process.series["draft"], process.series["accepted"], process.rounds, strict=True
-    ):
-        n, calls = int(accepted), [k + 1]
-        calls += [n + 1] if n < k and process.how != NATIVE else []
-        drawn = [before != length for before, length in zip([last, *calls], calls, strict=False)]
-        promised = draft / NS + alone["save"] + (alone["restore"] if n < k else 0)
-        promised += sum(alone["fresh" if new else "kept"][length] for new, length in zip(drawn, calls, strict=True))
-        last = calls[-1]
-        yield {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
-
-
-def _taken_apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Usable `processes` that timed the parts of a round alone."""
-    right = processes(usable(rows))
-    return right[right["series"].map(lambda series: bool(series.get("columns")))]
-
-
-def parts(process: Any) -> dict[str, Any]:
-    """Seconds of a round's parts, timed alone: calls by number of tokens, `kept` after one of equal length and `fresh`
-    after one of another length; `save`; `restore`."""
-    series = process.series
-    names = {"kept": "column ns", "fresh": "fresh ns"}
-    calls = {
-        name: (pd.Series(series[ns]).groupby(series["columns"]).median() / NS).to_dict() for name, ns in names.items()
-    }
-    moves = {name: median(series[f"{name} ns"]) / NS if series[f"{name} ns"] else 0.0 for name in ("save", "restore")}
-    return {**calls, **moves}
-
-
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of one sequence timed alone, one row per process, length and kind: SPEED, `drafter`, `block`, `machine`,
-    `n_tokens`, `after` ("as long" or "another": the call before) and `value`, seconds."""
-    return events(_taken_apart(rows), (*SPEED, "drafter", "block", "machine"), _alone, "n_tokens", "after", "value")
+    """Calls of one sequence timed alone, each after one of its own length: SPEED, `drafter`, `block`, `machine`,
+    `n_tokens` and `value`, seconds; a line per process and length."""
+    right = processes(usable(rows))
+    right = right[right["series"].map(lambda series: bool(series.get("columns")))]
+    return events(right, (*SPEED, "drafter", "block", "machine"), _alone, "n_tokens", "value")
 
 
 def _alone(process: Any) -> Iterator[dict[str, Any]]:
-    timed = parts(process)
-    for name, after in (("kept", "as long"), ("fresh", "another")):
-        for n, value in timed[name].items():
-            yield {"n_tokens": int(n), "after": after, "value": value}
+    series = process.series
+    for n, ns in pd.Series(series["column ns"]).groupby(series["columns"]).median().items():
+        yield {"n_tokens": int(n), "value": ns / NS}
 
 
 def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
@@ -304,75 +256,3 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
         by_number = np.array([np.median(ns[accepted == n]) for n in range(len(likely))])
         seconds[term] = float(likely @ by_number) / NS
     return seconds
-
-
-# ------------------------------------------------------------------ llama-server and our loop with the same drafts
-
-
-RECORDED = "08-beside.json"
-OURS, SERVER = "our loop", "llama-server"
-PLAIN = "nobody"
-MADE_BY = "commit 53f8ee5 made it"
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: tokens generated and their seconds, and tokens drafted and accepted, over all prompts.
-
-    The server's count excludes the first token of each answer, at which its timing begins. `plain`: seconds per token
-    of plain decode in the same process, 0 if it was not timed.
-    """
-
-    who: str
-    model: str
-    drafter: str
-    round: int
-    tokens: int
-    seconds: float
-    drafted: int
-    accepted: int
-    plain: float = 0.0
-
-
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of both on one machine, with draft length and number of threads."""
-
-    machine: dict[str, Any]
-    n_draft: int
-    n_threads: int
-    runs: list[Run]
-
-
-def write(comparison: Beside, place: str) -> Path:
-    """Keep the runs; a new comparison replaces the one before it."""
-    return result_file.keep(comparison, place, RECORDED)
-
-
-def recorded(place: str) -> Beside | None:
-    """The runs of a place; None where nothing was compared there."""
-    return result_file.load(place, RECORDED, Beside, MADE_BY)
-
-
-def served(comparison: Beside) -> pd.DataFrame:
-    """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
-
-    With the prefix `ours_` or `theirs_`: `drafted` and `accepted` tokens, and `speed` over plain decode (None for plain
-    decode itself), ours in the same process and theirs in another one.
-    """
-    runs = pd.DataFrame([msgspec.to_builtins(run) for run in comparison.runs])
-    runs["rate"] = runs["tokens"] / runs["seconds"]
-    entries = []
-    for (model, drafter), group in runs.groupby(["model", "drafter"], sort=False):
-        entry: dict[str, Any] = {"model": model, "drafter": drafter}
-        rates = {}
-        for name, who in (("ours", OURS), ("theirs", SERVER)):
-            own = group[group["who"] == who].set_index("round")
-            plain = runs[(runs["model"] == model) & (runs["drafter"] == PLAIN) & (runs["who"] == who)]
-            rates[name] = own["rate"]
-            steps = 1 / own["plain"] if own["plain"].all() else plain.set_index("round")["rate"]
-            entry |= {
-                f"{name}_drafted": int(own["drafted"].median()),
-                f"{name}_accepted": int(own["accepted"].median()),
-            }
-            entry[f"{name}_speed"] = paired_ratio(own["rate"], steps) if drafter != PLAIN else None
-        entries.append(entry | {"ratio": paired_ratio(rates["theirs"], rates["ours"])})
-    return pd.DataFrame(entries)

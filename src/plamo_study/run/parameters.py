@@ -55,7 +55,7 @@ class Allowed:
 
 
 TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
-FACTOR, COUNT, GUESS = Allowed(float, above=0), Allowed(int, least=1), Allowed(float, least=-1)
+FACTOR, COUNT = Allowed(float, above=0), Allowed(int, least=1)
 PARAMETERS = {
     "source": Allowed(str, SOURCES),
     "scale": Allowed(str, tuple(DTYPE)),
