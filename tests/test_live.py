@@ -147,7 +147,7 @@ def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(
     assert not [output for output in outputs(notebook) if output.output_type == "stream"]
     text = json.dumps(notebook, ensure_ascii=False)
     assert "consistent" in text
-    assert "good in F16" in text, "the page is about the file that is computed right"
+    assert "**good F16**" in text, "the page is about the file that is computed right"
     [path] = (root / "data/measured/local").glob("*.jsonl")
     timed = [row for row in journal.latest_rows(journal.read(path)) if row.cell.files and row.cell.workload != "gate"]
     assert {row.cell.model for row in timed} == {"good"}

@@ -5,15 +5,18 @@ import re
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 import vl_convert
 from browsing import NARROW, WIDE, Visit, browser  # noqa: F401  # a fixture
+from bs4 import BeautifulSoup
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from plamo_study.publish import executed
 from plamo_study.publish.pages import publish
 from plamo_study.show import theme
+from plamo_study.show.tables import Table, folded
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 VEGALITE = "application/vnd.vegalite.v6+json"
@@ -106,6 +109,12 @@ def test_no_word_of_a_chart_is_cut_or_lies_on_another(browser):  # noqa: F811
 def test_the_index_leads_to_every_page(site):
     index = (site / "index.html").read_text()
     assert set(re.findall(r'href="([^":#]+\.html)"', index)) == {path.name for path in site.iterdir()}
+
+
+def test_a_folded_table_stays_in_its_fold(tmp_path):
+    table = {"text/markdown": folded("more", Table(pd.DataFrame({"a": [1]}))).data}
+    (path,) = publish([written(tmp_path / "a.ipynb", "# A", table)], tmp_path)
+    assert BeautifulSoup(path.read_text(), "html.parser").select("details table")
 
 
 @pytest.mark.parametrize("text", ["<img src=x onerror=a()>", "<a href='javascript:a()'>x</a>", "<svg onload=a()>"])

@@ -133,3 +133,29 @@ def _pair(evaluation: Evaluated, a: str, b: str) -> dict[str, Any]:
 
 def _exp(value: float) -> float:
     return float(np.exp(value))
+
+
+USUAL = "as usual"
+VARIED = {"n_ctx": "{:,} tokens read", "n_gen": "{:,} tokens written", "dtype": "reference in {}", "text": "{}",
+          "type_k": "keys and values in {}"}  # fmt: skip
+SUMS = ["kld", "nll", "near", "far", "same_first"]
+HANDED = ["model", "case", "n_ctx", "n_gen", "exact", "read", "write", "text", "tokens", "whole", *SUMS]
+
+
+def handed(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line a text for each pair of files of which one read and one wrote: sums over its written tokens, in nats.
+
+    `case`: what a row does otherwise than the first one, one thing at a time, else USUAL. Columns: HANDED.
+    """
+    lines = []
+    for _, row in rows.iterrows():
+        first = rows.iloc[0]
+        case = ", ".join(how.format(row[what]) for what, how in VARIED.items() if row[what] != first[what]) or USUAL
+        of = {"model": row.model, "case": case, "n_ctx": row.n_ctx, "n_gen": row.n_gen, "exact": row["dtype"]}
+        for pair in [key[4:] for key in row.series if key.startswith("kld/")]:
+            sums = {name: row.series.get(f"{name}/{pair}", NAN) for name in SUMS}
+            own = {"tokens": row.series["tokens"], "whole": row.series["nll/undivided"], **sums}
+            read, write = pair.split(">")
+            lines.append(pd.DataFrame({**of, "read": read, "write": write, "text": range(len(own["tokens"])), **own}))
+    table = pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=HANDED)
+    return table.drop_duplicates(["model", "case", "read", "write", "text"])

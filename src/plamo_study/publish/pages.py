@@ -123,7 +123,6 @@ def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any
         config=SETTINGS,
         extra_template_basedirs=[str(HERE)],  # by default the current folder, which may be anybody's
         template_name="page",
-        embed_images=True,
         exclude_input=True,  # the code is in the notebook
         exclude_output_prompt=True,
     )
