@@ -243,8 +243,7 @@ def answers(*study: Any) -> pd.DataFrame:
     (`tolerance.near_tie`), so that rounding may decide; "changed": it parts elsewhere; "lost": no answer, or no whole
     one, and nothing that came is another. `parts`: the first other token (-1: none), `gap`: the likeliest token's lead
     there in nats (-1: unknown). `begun`: a token came. `reached`: a server was there; `failure`: what went wrong.
-    `due`, `sent`, `first`, `last`, `ended` (s since the load began), `tokens`, and `gaps` between them. `key`: the
-    server that was asked.
+    `key`: the server that was asked.
     """
     part = recording(*study)
     return became.by_request(part.rows)

@@ -7,7 +7,6 @@ import pandas as pd
 from llama_meter.errors import StudyError
 from llama_meter.limits import ROUNDINGS
 from plamo_study.laws.batching import Engine, replay
-from plamo_study.plans.batching_law import drawn_from
 
 HYBRID = "plamo2"  # the architecture whose graph has the defects
 REPLAYS = ("replay", "isolation")
@@ -49,8 +48,8 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
     For a run that aborts, `exact` covers the calls before the abort, which must be in the call the law names. `judged`:
     whether there were logits to decide by; rows recorded before checks were kept per call have none after an abort.
-    `grid`: seed of the grid a row is drawn from; `foretold`: the sequences the law calls wrong, call by call. A
-    worker that ends in a way the law does not cover is observed as its status (hang, killed, error).
+    `foretold`: the sequences the law calls wrong, call by call. A worker that ends in a way the law does not cover is
+    observed as its status.
     """
     replays = rows[(rows["workload"] == "replay") & (rows["status"] != "starved")]
     most = limit(rows)
@@ -63,7 +62,7 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
         observed = row["status"] if not ok else "wrong" if any(wrong) else "right"
         exact = predicted.outcome == observed and (not judged or predicted.wrong == wrong)
         entry = {"predicted": predicted.outcome, "observed": observed, "exact": exact, "judged": judged}
-        entries.append({**entry, "grid": drawn_from(row["seed"]), "foretold": predicted.wrong})
+        entries.append({**entry, "foretold": predicted.wrong})
     return pd.concat([replays.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
 
 

@@ -1,8 +1,7 @@
 """What load does to answers, and what other tools' clients count; soaks minute by minute: frames in, estimates out."""
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -17,9 +16,8 @@ from plamo_study.show.evidence import chip
 from plamo_study.stats import clustered
 from plamo_study.stats.estimates import names_of
 
-COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "failed", "servers", "died", "how"]
-COUNTS += ["said"]
-ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
+COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "servers", "died"]
+ENDED = "the server ended: "  # in the failure of a request whose server crashed
 MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
 SOAKED = ["machine", "model", "rate", "held_s", "n_minutes"]  # the load of a soak
@@ -39,8 +37,7 @@ def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
 
     `prompts`: distinct ones that got an answer, and `prompts_changed`: those of them whose answer changed at least
     once; `share`: the latter's share with its exact interval. `answers`: requests of which a token came, `changed` and
-    `near_ties` of them; an answer that broke off is compared as far as it goes. `failed` requests; `servers`, and how
-    many `died`, with their signals (`how`) and an assertion (`said`).
+    `near_ties` of them; an answer that broke off is compared as far as it goes. `servers`, and how many `died`.
     """
     names, entries = names_of(by), []
     for key, group in asked.groupby(names, sort=True):
@@ -49,20 +46,9 @@ def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
         entry["prompts_changed"] = len(came[came["answer"] == "changed"].groupby(["n_prompt", "prompt"]))
         entry |= {"share": clustered.rate(entry["prompts_changed"], entry["prompts"]), "answers": len(came)}
         entry |= {"changed": int((came["answer"] == "changed").sum())}
-        entry |= {"near_ties": int((came["answer"] == "near-tie").sum()), "failed": int((group["failure"] != "").sum())}
-        ended = [deaths(of["failure"]) for _, of in group.groupby("key", sort=False)]
-        dead = [end for end in ended if end]
-        entry |= {"servers": len(ended), "died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
-        entries.append(entry | {"said": next((end[1] for end in dead if end[1]), "")})
+        entry |= {"near_ties": int((came["answer"] == "near-tie").sum()), "servers": group["key"].nunique()}
+        entries.append(entry | {"died": group["key"][group["failure"].str.contains(ENDED, regex=False)].nunique()})
     return pd.DataFrame(entries, columns=[*names, *COUNTS])
-
-
-def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
-    """Signal or exit code of the crashed server and its assertion, from its requests' failures; None if it survived."""
-    for failure in failures:
-        if crash := ENDED.search(failure):
-            return crash[1], crash[2] or ""
-    return None
 
 
 def compared(comparison: Beside) -> pd.DataFrame:
@@ -115,8 +101,7 @@ def _between(run: Run) -> float:
 
 def crowds(comparison: Crowds) -> pd.DataFrame:
     """One row per number of concurrent requests, `waits` of which have no slot: seconds per further token by each
-    server's own count (`released`, `patched`), tokens/s (`rate`, `rate_patched`), and their ratios, released over
-    patched (`ratio`) and patched over released (`rates`), with intervals over paired rounds."""
+    server's own count (`released`, `patched`), and released over patched (`ratio`), over paired rounds."""
     entries = []
     for n_clients in dict.fromkeys(load.n_clients for load in comparison.loads):
         both = [
@@ -127,10 +112,8 @@ def crowds(comparison: Crowds) -> pd.DataFrame:
             for name in (RELEASED, PATCHED)
         ]
         slow, fast = ([float(np.mean(load.token)) for load in loads] for loads in both)
-        less, more = ([load.tokens / load.seconds for load in loads] for loads in both)
         entry: dict[str, Any] = {"n_clients": n_clients, "waits": max(n_clients - SLOTS, 0)}
         entry |= {"released": stats.median(slow), "patched": stats.median(fast), "ratio": stats.ratio(slow, fast)}
-        entry |= {"rate": stats.median(less), "rate_patched": stats.median(more), "rates": stats.ratio(more, less)}
         entries.append(entry)
     return pd.DataFrame(entries)
 

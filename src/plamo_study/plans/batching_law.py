@@ -38,11 +38,6 @@ def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def drawn_from(seed: int) -> int:
-    """The seed of the grid that a drawn cell's seed comes from."""
-    return seed // SEEDS_APART
-
-
 def packed_map(model: str) -> tuple[Cell, ...]:
     """Replay cells of 1 to 12 packed prompts at four batch sizes, each followed by one step of all."""
     cells = []

@@ -1,20 +1,16 @@
 """What became of the answers of every load: one line a request, beside the answer that its prompt gets alone."""
 
-from math import nan
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from llama_meter.measure.tolerance import near_tie
 from llama_meter.rows import Request
 from llama_meter.serve.objectives import DISTINCT
-from plamo_study.stats.estimates import NS
 
 ASKED = ("serving", "answers")  # workloads whose requests are held against the answers alone
 OF_ROW = ["model", "dtype", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "key"]
 OF_REQUEST = ["answer", "parts", "gap", "begun", "failure", "reached"]
-OF_REQUEST += ["due", "sent", "first", "last", "ended", "tokens", "gaps"]
 
 
 def by_request(rows: pd.DataFrame) -> pd.DataFrame:
@@ -40,11 +36,7 @@ def _answer(request: Request, token: int, gap: float) -> dict[str, Any]:
     answer = "lost" if request.failure else "as alone"
     if parts:
         answer = "near-tie" if near_tie(gap) else "changed"
-    stamps = request.token_ns
     return {
-        "answer": answer, "parts": token, "gap": gap, "begun": bool(stamps), "failure": request.failure,
+        "answer": answer, "parts": token, "gap": gap, "begun": bool(request.token_ns), "failure": request.failure,
         "reached": not request.failure.startswith("ConnectError"),
-        "due": request.arrived_ns / NS, "sent": request.sent_ns / NS,
-        "first": stamps[0] / NS if stamps else nan, "last": stamps[-1] / NS if stamps else nan,
-        "ended": request.ended_ns / NS, "tokens": len(stamps), "gaps": np.diff(stamps) / NS,
     }  # fmt: skip
