@@ -1,7 +1,6 @@
 """What context costs: the samples of its rows with the depth each was taken at.
 
-Times are seconds per token. Estimates are over processes, comparisons are paired by block. `band` is what the roofline
-predicts for one token.
+Times are seconds per token. Estimates are over processes, comparisons are paired by block.
 """
 
 from collections.abc import Iterator
@@ -10,8 +9,6 @@ from typing import Any
 import pandas as pd
 
 from llama_meter.cells import LADDER
-from plamo_study.arithmetic import roofline
-from plamo_study.arithmetic.roofline import Ceilings, Model
 from plamo_study.read.frame import WITH_WINDOW
 from plamo_study.read.usable import usable
 from plamo_study.stats.estimates import NS, compare, events
@@ -68,17 +65,3 @@ def explained(timed: pd.DataFrame) -> pd.DataFrame:
     plain = ladders["model"].str.replace(WITH_WINDOW, "", regex=False)
     ladders = ladders.assign(model=plain, window=ladders["model"].str.contains(WITH_WINDOW).astype(bool))
     return compare(ladders, of="window", to="not window", by="model phase depth")
-
-
-def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
-    """Predicted seconds of one token at a depth: a step, or its share of a part of `part` tokens."""
-    n = part if phase == "prefill" else 1
-    flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
-    predicted = roofline.band(flops / n, moved / n, limit)
-    return {
-        "flops": flops / n,
-        "bytes": moved / n,
-        "bound": predicted.bound,
-        "low": predicted.low,
-        "high": predicted.high,
-    }
