@@ -140,7 +140,7 @@ def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any
         table.wrap(
             tree.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "table"})
         )
-    said = main.select_one(":is(p, li) strong:not(blockquote *)") or main.select_one("p:not(blockquote *)")
+    said = main.select_one(":is(p, li):has(strong):not(blockquote *)") or main.select_one("p:not(blockquote *)")
     return _signed(f"{tree}\n"), title, f"{said.get_text(' ', strip=True) if said else ''}", main.select_one("img")
 
 
