@@ -51,9 +51,8 @@ def test_shape_specs_have_the_published_parameter_counts():
 
 
 def test_minis_have_both_kinds_of_layer_and_unpublished_sizes_are_assumptions():
-    hybrid, sliding = (registry.spec(name, "mini") for name in MINIS)
+    hybrid = registry.spec("plamo-2-1b", "mini")
     assert [hybrid.is_mamba(i) for i in range(hybrid.layers)] == [True, False, True, False]
-    assert [sliding.is_sliding(i) for i in range(sliding.layers)] == [True, True, True, False]
     assert any("not confirmed" in text for text in registry.spec("plamo-3-nict-2b", "shape").assumptions)
 
 

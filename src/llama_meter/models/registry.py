@@ -74,10 +74,6 @@ class ModelSpec:
         """PLaMo 2 alternates, starting with Mamba; PLaMo 3 has no Mamba layer."""
         return self.arch == "plamo2" and layer % 2 == 0
 
-    def is_sliding(self, layer: int) -> bool:
-        """PLaMo 3: every layer slides except each `window_pattern`-th, counted from 1."""
-        return self.window > 0 and (layer + 1) % self.window_pattern != 0
-
     def kv_heads_of(self, layer: int) -> int:
         """Key/value heads of a layer, 0 for Mamba, by which the engine knows recurrent layers."""
         return 0 if self.is_mamba(layer) else self.kv_heads
