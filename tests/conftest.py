@@ -20,12 +20,26 @@ from llama_meter.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
 LONGEST = (
-    "test_cli", "test_publish", "test_live", "test_types", "test_alone", "test_quantize", "test_night",
-    "test_doors", "test_probe", "test_engines", "test_darwin_sweeps", "test_oracle",
+    "test_cli",
+    "test_publish",
+    "test_live",
+    "test_types",
+    "test_alone",
+    "test_quantize",
+    "test_night",
+    "test_doors",
+    "test_probe",
+    "test_engines",
+    "test_darwin_sweeps",
+    "test_oracle",
     "test_children",
-    "test_foreign_names", "test_scheduling", "test_machines", "test_replicas", "test_watch",
+    "test_foreign_names",
+    "test_scheduling",
+    "test_machines",
+    "test_replicas",
+    "test_watch",
     "test_trace",
-)  # fmt: skip
+)
 PAGES = ("test_any_rows", "test_left_out")  # each test executes a page, and shares nothing
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 

@@ -17,11 +17,18 @@ from plamo_study.run import parameters
 
 NOTEBOOKS = {name: paths.NOTEBOOKS / f"{name}.ipynb" for name in registry.NOTEBOOKS}
 REFUSED = {
-    "source": ("elsewhere", "", None, 1), "scale": ("huge", "", None), "minutes": (nan, inf, -1, "soon", None, True),
+    "source": ("elsewhere", "", None, 1),
+    "scale": ("huge", "", None),
+    "minutes": (nan, inf, -1, "soon", None, True),
     "device": ("tpu", "", None, "GPU", 1),
-    "prompt": (0, 1.5), "answer": (0, -1), "users": (0, -1), "guess": (0, -1, nan, inf),
-    "n_prompt": (0, -1, 2.5, True), "n_gen": (0, 2.5), "study": (1, None),
-}  # fmt: skip
+    "prompt": (0, 1.5),
+    "answer": (0, -1),
+    "users": (0, -1),
+    "guess": (0, -1, nan, inf),
+    "n_prompt": (0, -1, 2.5, True),
+    "n_gen": (0, 2.5),
+    "study": (1, None),
+}
 
 
 def values(notebook):
@@ -67,9 +74,12 @@ def test_a_value_that_means_nothing_is_refused_and_named():
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("minutes", "5", 5.0), ("guess", "1e1", 10.0), ("prompt", "64", 64), ("study", "", ""),
+        ("minutes", "5", 5.0),
+        ("guess", "1e1", 10.0),
+        ("prompt", "64", 64),
+        ("study", "", ""),
     ],
-)  # fmt: skip
+)
 def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(name, text, value):
     room = {name: text, "check": parameters.check}
     exec(f"check({name}={name})", room)
@@ -81,10 +91,19 @@ def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(n
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
-        ("true", bool, True), ("True", bool, True), (" yes ", bool, True), ("FALSE", bool, False), ("no", bool, False),
-        ("2", bool, "2"), ("", bool, ""), ("2.5", int, "2.5"), ("1e3", float, 1000.0), ("1", str, "1"), (1, bool, 1),
+        ("true", bool, True),
+        ("True", bool, True),
+        (" yes ", bool, True),
+        ("FALSE", bool, False),
+        ("no", bool, False),
+        ("2", bool, "2"),
+        ("", bool, ""),
+        ("2.5", int, "2.5"),
+        ("1e3", float, 1000.0),
+        ("1", str, "1"),
+        (1, bool, 1),
     ],
-)  # fmt: skip
+)
 def test_text_is_a_truth_or_a_number_where_it_can_be_one_and_else_stays_text(text, kind, value):
     found = parameters.from_text(text, kind)
     assert (found, type(found)) == (value, type(value))

@@ -144,9 +144,12 @@ def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or
 
     done = []
     for sent, when in (
-        (signal.SIGKILL, rows_beyond(1)), (signal.SIGINT, rows_beyond(4)), (signal.SIGTERM, rows_beyond(7)),
-        (signal.SIGINT, in_the_notebook), (signal.SIGKILL, in_the_notebook),
-    ):  # fmt: skip
+        (signal.SIGKILL, rows_beyond(1)),
+        (signal.SIGINT, rows_beyond(4)),
+        (signal.SIGTERM, rows_beyond(7)),
+        (signal.SIGINT, in_the_notebook),
+        (signal.SIGKILL, in_the_notebook),
+    ):
         with (project / "said").open("w") as said:
             study = subprocess.Popen(command, env=environment, stderr=said, start_new_session=True)
         assert until(lambda when=when, study=study: when() or study.poll() is not None, 4 * LONG_S), (

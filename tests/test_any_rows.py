@@ -111,13 +111,14 @@ def test_a_page_is_written_from_other_rows(name, changes, monkeypatch):
 
 
 SEVERAL = {
-    "02-roofline": ("02-roofline", "02-trace"), "05-quantization": ("05-quality",),
+    "02-roofline": ("02-roofline", "02-trace"),
+    "05-quantization": ("05-quality",),
     "03-batch-scaling": ("03-batch-scaling", "03-replicas"),
     "06-context": ("06-context", "06-memory", "06-naive", "06-drift"),
     "07-latency": ("07-chunked", "07-scheduling", "07-disaggregation"),
     "04-right-answers": ("04-batching-law", "04-hybrids"),
     "08-speculative": ("08-speculative", "08-drafters"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.whole

@@ -48,8 +48,10 @@ def changed(path, keys=None, without=(), names=None, weights=None, model=HYBRID)
     """A copy of an embedded model: `keys` set to (value, kind), tensors left out, renamed, with other first numbers."""
     reader = gguf.GGUFReader(mini_file(model))
     fields = {k: (f.contents(), f.types[0], f.types[-1]) for k, f in reader.fields.items() if not k.startswith("GGUF.")}
-    fields |= {key: (value, Kind.ARRAY if isinstance(value, list) else kind, kind) for key, (value, kind) in
-               (keys or {}).items()}  # fmt: skip
+    fields |= {
+        key: (value, Kind.ARRAY if isinstance(value, list) else kind, kind)
+        for key, (value, kind) in (keys or {}).items()
+    }
     writer = gguf.GGUFWriter(path, fields.pop("general.architecture")[0])
     for key, (value, kind, item) in fields.items():
         writer.add_key_value(key, value, kind, item if kind == Kind.ARRAY else None)
@@ -243,9 +245,12 @@ def test_a_repair_sets_the_rotary_base_and_keeps_what_it_does_not_know(tmp_path)
 
 @pytest.mark.parametrize(
     ("how", "theta", "message"),
-    [({}, None, "nothing that can be repaired"), ({}, float("nan"), "no rotary base"),
-     ({"without": ["output_norm.weight"]}, 1e6, "would stay unusable")],
-)  # fmt: skip
+    [
+        ({}, None, "nothing that can be repaired"),
+        ({}, float("nan"), "no rotary base"),
+        ({"without": ["output_norm.weight"]}, 1e6, "would stay unusable"),
+    ],
+)
 def test_what_cannot_be_repaired_is_said_and_nothing_is_written(how, theta, message, tmp_path):
     path = changed(tmp_path / "m.gguf", **how)
     with pytest.raises(StudyError, match=message):

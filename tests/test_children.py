@@ -28,10 +28,27 @@ from llama_meter.serve.server import Setup
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
 INSTALLED = [
-    "dask", "distributed", "fastapi", "gguf", "ipykernel", "ipykernel_launcher", "llama_cpp", "msgspec", "nbformat",
-    "numpy", "papermill", "pip", "plamo_study", "psutil", "pydantic_settings", "scipy", "sitecustomize", "traitlets",
-    "uvicorn", "zmq",
-]  # fmt: skip
+    "dask",
+    "distributed",
+    "fastapi",
+    "gguf",
+    "ipykernel",
+    "ipykernel_launcher",
+    "llama_cpp",
+    "msgspec",
+    "nbformat",
+    "numpy",
+    "papermill",
+    "pip",
+    "plamo_study",
+    "psutil",
+    "pydantic_settings",
+    "scipy",
+    "sitecustomize",
+    "traitlets",
+    "uvicorn",
+    "zmq",
+]
 
 # ------------------------------------------------------------------ code from the current directory
 
@@ -155,10 +172,19 @@ def test_a_folder_that_has_the_name_of_a_build_is_not_that_build(tmp_path, monke
 # ------------------------------------------------------------------ what is inherited
 
 LEFT_BEHIND = {
-    "LLAMA_API_KEY": "x", "API_KEY": "x", "OPENAI_API_KEY": "x", "LLAMA_ARG_CACHE_TYPE_K": "q4_0", "N_CTX": "1",
-    "OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "1", "GOMP_CPU_AFFINITY": "0",
-    "LLAMA_GRAPH_REUSE_DISABLE": "1", "http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1",
-}  # fmt: skip
+    "LLAMA_API_KEY": "x",
+    "API_KEY": "x",
+    "OPENAI_API_KEY": "x",
+    "LLAMA_ARG_CACHE_TYPE_K": "q4_0",
+    "N_CTX": "1",
+    "OMP_THREAD_LIMIT": "1",
+    "OMP_DYNAMIC": "true",
+    "OMP_NUM_THREADS": "1",
+    "GOMP_CPU_AFFINITY": "0",
+    "LLAMA_GRAPH_REUSE_DISABLE": "1",
+    "http_proxy": "http://127.0.0.1:1",
+    "ALL_PROXY": "http://127.0.0.1:1",
+}
 PASSED_ON = {
     "GGML_SCHED_DEBUG": "0",
     "CUDA_VISIBLE_DEVICES": "0",

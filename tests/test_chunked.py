@@ -77,9 +77,14 @@ def test_what_a_user_asks_is_planned_with_the_parts_of_every_call():
     assert {cell.n_seq for cell in arrivals if cell.way == "together"} == {2}
     beside = {(cell.n_arriving, cell.way, cell.n_chunk) for cell in arrivals if cell.n_seq and not cell.kv_unified}
     assert beside == {
-        (96, "whole", 0), (96, "apart", 40), (96, "apart", 64), (96, "together", 40), (96, "together", 64),
-        (40, "whole", 0), (40, "together", 40),
-    }  # fmt: skip
+        (96, "whole", 0),
+        (96, "apart", 40),
+        (96, "apart", 64),
+        (96, "together", 40),
+        (96, "together", 64),
+        (40, "whole", 0),
+        (40, "together", 40),
+    }
     alone = {cell.n_chunk for cell in arrivals if not cell.n_seq and cell.n_arriving == 96}
     assert alone >= {0, 40, 64, 39, 63}
     required = planned.cells[: planned.needed]
@@ -102,8 +107,10 @@ def made_up(cell, chunk=lambda n: n * 1e-3, step=2e-3):
 
 
 def test_an_arrival_tells_its_waits_apart():
-    found = {metric: (unit, value, samples.tolist()) for metric, unit, value, samples in
-             metrics.arrival(made_up(arrival(way="apart"))[0])}  # fmt: skip
+    found = {
+        metric: (unit, value, samples.tolist())
+        for metric, unit, value, samples in metrics.arrival(made_up(arrival(way="apart"))[0])
+    }
     assert {unit for unit, _, _ in found.values()} == {"s"}
     assert {name: value for name, (_, value, _) in found.items()} == pytest.approx(
         {"chunk": 32e-3, "step before": 2e-3, "itl": 34e-3, "itl_max": 34e-3, "ttft": 3 * 32e-3 + 4e-3}

@@ -206,9 +206,11 @@ def test_models_are_listed_with_their_assumptions(root):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "arguments", "message"),
-    [("", ("measure", "01-phase-asymmetry"), "cannot be written"),
-     ("plamo-2-1b.mini.F16.gguf", ("measure", "01-phase-asymmetry"), "plamo-2-1b.mini.F16.gguf")],
-)  # fmt: skip
+    [
+        ("", ("measure", "01-phase-asymmetry"), "cannot be written"),
+        ("plamo-2-1b.mini.F16.gguf", ("measure", "01-phase-asymmetry"), "plamo-2-1b.mini.F16.gguf"),
+    ],
+)
 def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_mends_them(
     broken, arguments, message, tmp_path
 ):

@@ -125,8 +125,10 @@ def test_depths_types_and_settings_that_were_asked_for_reach_every_cell(given_fi
     kinds = plan_context.memory("shape", sweep=varied).cells
     assert {cell.n_ctx for cell in kinds} == {4096}
     assert [f"{cell.flash_attn}/{cell.type_k}/{cell.type_v}" for cell in kinds] == [
-        "off/f16/f16", "on/f16/f16", "on/q8_0/f16",
-    ]  # fmt: skip
+        "off/f16/f16",
+        "on/f16/f16",
+        "on/q8_0/f16",
+    ]
     assert {gate.files for gate in plan_context.naive("mini", sweep=varied).gates} == {(file,)}
     assert depth.depths(plan_context.context("shape", sweep=sweep(n_depth="512")).cells[0]) == (0, 512)
 

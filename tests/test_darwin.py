@@ -280,8 +280,10 @@ def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_mea
     [given_file] = given.give(str(path))
     failed = SimpleNamespace(
         cell=Gate(model=given_file.spec.name, scale="file", dtype="Q8_0", n_gpu_layers=-1),
-        failure=None, checks={"finite_agrees": False}, status="ok",
-    )  # fmt: skip
+        failure=None,
+        checks={"finite_agrees": False},
+        status="ok",
+    )
     said = live.trouble(failed)
     assert "\n" not in said
     assert "not finite" in said

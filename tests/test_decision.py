@@ -7,9 +7,21 @@ from plamo_study.show import decision
 from plamo_study.show.decision import Decision, Request
 
 SHAPE = {
-    "arch": "llama", "hidden": 256, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 64, "vocab": 1000, "window": 0,
-    "window_pattern": 0, "mamba_heads": 0, "mamba_head_dim": 0, "d_state": 0, "d_conv": 0, "context_length": 8192,
-}  # fmt: skip
+    "arch": "llama",
+    "hidden": 256,
+    "layers": 8,
+    "heads": 8,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "vocab": 1000,
+    "window": 0,
+    "window_pattern": 0,
+    "mamba_heads": 0,
+    "mamba_head_dim": 0,
+    "d_state": 0,
+    "d_conv": 0,
+    "context_length": 8192,
+}
 LOSS = {"q4": 20.0, "q8": 1.0}
 REQUEST = Request(1000, 200, users=4)
 
@@ -118,18 +130,27 @@ def test_a_window_and_the_types_of_a_cache_bound_what_a_slot_takes():
     assert "Reading was measured up to 512 tokens." in plan.context
 
 
-@pytest.mark.parametrize(("why", "said"), [
-    ("a mixture of experts reads some of its weights", "a slot of 2,048 tokens takes 8.4 MB."),
-    ("its windows are its own", "n/a: its windows are its own"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("a mixture of experts reads some of its weights", "a slot of 2,048 tokens takes 8.4 MB."),
+        ("its windows are its own", "n/a: its windows are its own"),
+    ],
+)
 def test_a_cache_is_computed_where_only_the_weights_are_not_counted(why, said):
     plan = decided(frame({"q4": (0.01, 0.05)}), facts={"m q4": fact("q4", uncounted=why)})
     assert said in plan.context
 
 
-@pytest.mark.parametrize(("prompt", "known", "room", "fits"), [
-    (760, 8192, 1024, True), (761, 8192, 2048, True), (959, 1280, 1280, True), (760, 1000, 1000, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "known", "room", "fits"),
+    [
+        (760, 8192, 1024, True),
+        (761, 8192, 2048, True),
+        (959, 1280, 1280, True),
+        (760, 1000, 1000, False),
+    ],
+)
 def test_a_slot_has_room_for_a_template_within_what_the_model_knows(prompt, known, room, fits):
     facts = {"m q4": fact("q4", {"context_length": known})}
     plan = decided(frame({"q4": (0.01, 0.05)}), request=Request(prompt, 200), facts=facts)
@@ -137,9 +158,15 @@ def test_a_slot_has_room_for_a_template_within_what_the_model_knows(prompt, know
     assert ("does not fit" in plan.context) == (not fits)
 
 
-@pytest.mark.parametrize(("gpu", "layers", "said"), [
-    (False, 0, ""), (True, 0, " -ngl 0"), (True, -1, " -ngl 99"), (True, 20, " -ngl 20"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "layers", "said"),
+    [
+        (False, 0, ""),
+        (True, 0, " -ngl 0"),
+        (True, -1, " -ngl 99"),
+        (True, 20, " -ngl 20"),
+    ],
+)
 def test_layers_are_those_of_the_rows_that_the_advice_rests_on(gpu, layers, said):
     assert decided(frame({"q4": (0.01, 0.05)}), gpu=gpu, n_gpu_layers=layers).run.endswith(f"-t 2{said}")
 

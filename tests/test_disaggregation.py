@@ -51,10 +51,13 @@ def run(cell):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "cell",
-    [shipped(HYBRID, repetitions=2), shipped(HYBRID, n_prompt=PAST_WINDOW, flash_attn="off", n_threads=2),
-     shipped(ATTENTION, n_prompt=PAST_WINDOW, type_k="q8_0", type_v="q8_0")],
+    [
+        shipped(HYBRID, repetitions=2),
+        shipped(HYBRID, n_prompt=PAST_WINDOW, flash_attn="off", n_threads=2),
+        shipped(ATTENTION, n_prompt=PAST_WINDOW, type_k="q8_0", type_v="q8_0"),
+    ],
     ids=["hybrid", "hybrid without flash attention", "attention in 8 bits"],
-)  # fmt: skip
+)
 def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
     measured = run(cell)
     assert (measured.checks["identical"], measured.checks["second_path_error"]) == (1.0, 0.0)
@@ -66,8 +69,18 @@ def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "mode"), [(HYBRID, "shared"), (HYBRID, "split"), (ATTENTION, "split")])
 def test_every_request_gets_the_answer_that_it_gets_alone(model, mode):
-    cell = Service(model=model, scale="mini", dtype="F16", n_prompt=32, n_gen=6, n_seq=3, n_requests=7,
-                   per_second=100.0, mode=mode, flash_attn="on")  # fmt: skip
+    cell = Service(
+        model=model,
+        scale="mini",
+        dtype="F16",
+        n_prompt=32,
+        n_gen=6,
+        n_seq=3,
+        n_requests=7,
+        per_second=100.0,
+        mode=mode,
+        flash_attn="on",
+    )
     measured = run(cell)
     assert [request.id for request in measured.requests] == [str(n) for n in range(7)]
     assert [request.arrived_ns for request in measured.requests] == sender.arrivals(cell)
@@ -90,8 +103,13 @@ def side(request):
         prompt = receiver.tokens[0]
         token = int(session.prefill({0: prompt})[0][-1].argmax())
         data = session.read_state(0)
-        told = State(n_tokens=len(prompt), token=token, n_bytes=data.size, sha256=sender.digest(data),
-                     spent=sender.Spent(prefill=1, save=1, check=1))  # fmt: skip
+        told = State(
+            n_tokens=len(prompt),
+            token=token,
+            n_bytes=data.size,
+            sha256=sender.digest(data),
+            spent=sender.Spent(prefill=1, save=1, check=1),
+        )
         yield receiver, told, data, prompt
 
 

@@ -139,8 +139,11 @@ def test_a_read_only_disk_is_not_to_be_mended_with_chmod(tmp_path):
     mount = f"mount --bind {root} {root} && mount -o remount,ro,bind {root}"
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "-", *CLI, *NO_WRITING[2]],
-        capture_output=True, text=True, env=os.environ | {"PLAMO_STUDY_ROOT": str(root)}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PLAMO_STUDY_ROOT": str(root)},
+        check=False,
+    )
     if "mount" in done.stderr:
         pytest.skip("no mounts here")
     assert done.returncode == 2, done.stderr
@@ -153,8 +156,10 @@ def test_a_working_directory_that_is_gone_is_named_before_anything_else(tmp_path
     gone.mkdir()
     done = subprocess.run(
         ["sh", "-c", 'cd "$1" && rmdir "$1" && shift && exec "$@"', "-", str(gone), *CLI, "run", "00"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "the working directory: has been deleted" in done.stderr
     assert f"cd {paths.ROOT}" in done.stderr
@@ -304,8 +309,10 @@ def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
     shutil.copy(mini_file(DRAFT), name)
     done = subprocess.run(
         [*CLI, "models", "quantize", name, "--type", "Q8_0"],
-        capture_output=True, check=False, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 2, done.stderr
     assert b"caf\\xdce9.gguf" in done.stderr
     assert b"mend:" in done.stderr

@@ -242,11 +242,15 @@ def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
 
 
 ODD = {  # an engine.toml
-    "no TOML": b"description = ", "no UTF-8": b'description = "\xff"',
+    "no TOML": b"description = ",
+    "no UTF-8": b'description = "\xff"',
     "nested": ".".join("a" * 9000).encode() + b" = 1",
-    "a number for codes": b"corrects = 5", "a text for tokens": b'window = "2048"', "unknown": b"anything = 1",
-    "no setting": b'environment = ["GGML_CUDA"]', "a list in a list": b"corrects = [[1]]",
-}  # fmt: skip
+    "a number for codes": b"corrects = 5",
+    "a text for tokens": b'window = "2048"',
+    "unknown": b"anything = 1",
+    "no setting": b'environment = ["GGML_CUDA"]',
+    "a list in a list": b"corrects = [[1]]",
+}
 
 
 @pytest.mark.parametrize("kind", [*ODD, "a folder", "a pipe", "a terabyte"])

@@ -76,15 +76,21 @@ def ratio(steps):
 
 
 def test_an_answer_needs_its_whole_interval_beyond_the_threshold(ratio):
-    asked = [question("Does it take longer?", ratio, above=1.2), question("Twice as long?", ratio, above=2),
-             question("About half more?", ratio, between=(1.4, 1.6)), question("?", ratio[:0], above=1)]  # fmt: skip
+    asked = [
+        question("Does it take longer?", ratio, above=1.2),
+        question("Twice as long?", ratio, above=2),
+        question("About half more?", ratio, between=(1.4, 1.6)),
+        question("?", ratio[:0], above=1),
+    ]
     assert [line["verdict"] for line in questions(*asked).lines] == ["yes"] * 2 + ["no"] * 2 + ["yes"] * 2
 
 
 def test_one_question_of_many_needs_more_than_its_own_p_value():
     """Six blocks that lean to one side: alone it is a finding, as the best of forty it is none."""
-    one, other = (stats.ratio(each, [1.0] * 6) for each in (
-        [1.02, 1.1, 1.01, 1.12, 1.03, 1.09], [0.9, 1.1, 0.95, 1.06, 1.02, 0.98]))  # fmt: skip
+    one, other = (
+        stats.ratio(each, [1.0] * 6)
+        for each in ([1.02, 1.1, 1.01, 1.12, 1.03, 1.09], [0.9, 1.1, 0.95, 1.06, 1.02, 0.98])
+    )
     leans = question("Does it lean?", pd.DataFrame({"model": ["a"], "estimate": [one]}), above=1)
     null = pd.DataFrame({"model": [f"m{k}" for k in range(39)], "estimate": [other] * 39})
     assert questions(leans).lines[0]["verdict"] == "yes"
@@ -116,7 +122,9 @@ def test_a_model_has_one_colour_on_every_chart(steps):
     for frame_ in (frame, frame.iloc[::-1]):
         scale = charts.lines(frame_, "n_seq", "t").to_dict()["layer"][1]["encoding"]["color"]["scale"]
         assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
-            "plamo-2-1b*": charts.BLUE, "plamo-3-nict-2b*": charts.VERMILION}  # fmt: skip
+            "plamo-2-1b*": charts.BLUE,
+            "plamo-3-nict-2b*": charts.VERMILION,
+        }
 
 
 # ---------------------------------------------------------------- measurements

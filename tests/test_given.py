@@ -84,8 +84,11 @@ def test_a_path_with_commas_and_a_list_are_read_as_meant(tmp_path, llama, monkey
 def test_what_is_no_model_is_refused_by_name(tmp_path, llama):
     (tmp_path / "page.gguf").write_text("<!doctype html>")
     (tmp_path / "broken.gguf").symlink_to(tmp_path / "gone")
-    for path, why in ((tmp_path, "is a folder"), (tmp_path / "no.gguf", "no such file"),
-                      (tmp_path / "broken.gguf", "no such file")):  # fmt: skip
+    for path, why in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no.gguf", "no such file"),
+        (tmp_path / "broken.gguf", "no such file"),
+    ):
         with pytest.raises(StudyError, match=why):
             given.give(str(path))
     with pytest.raises(StudyError):
@@ -194,21 +197,45 @@ def test_a_file_that_only_a_repair_makes_measurable_is_repaired_when_asked(tmp_p
 
 @pytest.mark.parametrize(
     ("word", "values"),
-    [("128,512", (128, 512)), ("1-4", (1, 2, 3, 4)), ("1-9+4", (1, 5, 9)), ("64-512*2", (64, 128, 256, 512)),
-     (512, (512,)), ([8, 8, 4], (8, 4))],
-)  # fmt: skip
+    [
+        ("128,512", (128, 512)),
+        ("1-4", (1, 2, 3, 4)),
+        ("1-9+4", (1, 5, 9)),
+        ("64-512*2", (64, 128, 256, 512)),
+        (512, (512,)),
+        ([8, 8, 4], (8, 4)),
+    ],
+)
 def test_lengths_are_written_as_for_llama_bench(word, values):
     assert asked.sweep(n_prompt=word).n_prompt == values
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"n_prompt": "0"}, {"n_seq": "abc"}, {"n_seq": "9-1"}, {"n_seq": "1-100000"}, {"type_k": "q3"},
-     {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"},
-     {"acceptance": "1.1"}, {"acceptance": "nan"}, {"acceptance": "often"}, {"n_draft": "0"},
-     {"draft_file": str(MINI)}, {"files": str(MINI), "draft_file": [str(MINI), "other.gguf"]},
-     {"rates": "0"}, {"rates": "-1"}, {"rates": "nan"}, {"rates": "1e9"}, {"rates": "fast"}, {"n_clients": "0"}],
-)  # fmt: skip
+    [
+        {"n_prompt": "0"},
+        {"n_seq": "abc"},
+        {"n_seq": "9-1"},
+        {"n_seq": "1-100000"},
+        {"type_k": "q3"},
+        {"flash_attn": "maybe"},
+        {"n_gpu_layers": "all"},
+        {"n_sequences": "1"},
+        {"n_prompt": "1-8*1"},
+        {"acceptance": "1.1"},
+        {"acceptance": "nan"},
+        {"acceptance": "often"},
+        {"n_draft": "0"},
+        {"draft_file": str(MINI)},
+        {"files": str(MINI), "draft_file": [str(MINI), "other.gguf"]},
+        {"rates": "0"},
+        {"rates": "-1"},
+        {"rates": "nan"},
+        {"rates": "1e9"},
+        {"rates": "fast"},
+        {"n_clients": "0"},
+    ],
+)
 def test_values_that_make_no_sense_are_refused_before_anything_is_measured(values):
     with pytest.raises(StudyError):
         asked.sweep(**values)
@@ -307,8 +334,17 @@ def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context
     assert all(sum(cell.shape[1:]) <= longest for cell in usual.cells)
 
 
-GENERATED = ("plamo2-dense", "plamo3-dense", "jamba-dense", "falcon-h1-dense", "granitehybrid-dense", "lfm2-dense",
-             "nemotron_h-dense", "qwen3next-moe", "mamba2-dense")  # fmt: skip
+GENERATED = (
+    "plamo2-dense",
+    "plamo3-dense",
+    "jamba-dense",
+    "falcon-h1-dense",
+    "granitehybrid-dense",
+    "lfm2-dense",
+    "nemotron_h-dense",
+    "qwen3next-moe",
+    "mamba2-dense",
+)
 
 
 @pytest.mark.skipif(not (builds.folder("architectures") / "engine.toml").exists(), reason="the generator is not built")

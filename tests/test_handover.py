@@ -19,8 +19,18 @@ from plamo_study.arithmetic import states
 from plamo_study.plans import handover as plan
 from plamo_study.plans.quality import TEXT
 
-CELL = Handover(model=HYBRID, scale="mini", dtype="F16", n_ctx=48, n_gen=16, n_chunks=2, n_threads=1, text=TEXT,
-                stranger=ATTENTION, candidates=("Q4_K_M",))  # fmt: skip
+CELL = Handover(
+    model=HYBRID,
+    scale="mini",
+    dtype="F16",
+    n_ctx=48,
+    n_gen=16,
+    n_chunks=2,
+    n_threads=1,
+    text=TEXT,
+    stranger=ATTENTION,
+    candidates=("Q4_K_M",),
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +67,14 @@ def test_every_pair_is_measured_and_every_planted_state_is_seen(model, stranger,
 def test_few_pairs_are_those_with_the_reference_and_each_file_alone():
     cell = msgspec.structs.replace(CELL, candidates=("Q8_0", "Q4_0"), paired="few")
     assert {f"{read}>{write}" for read, write in handover.pairs(cell)} == {
-        "F16>F16", "F16>Q8_0", "F16>Q4_0", "Q8_0>F16", "Q8_0>Q8_0", "Q4_0>F16", "Q4_0>Q4_0"}  # fmt: skip
+        "F16>F16",
+        "F16>Q8_0",
+        "F16>Q4_0",
+        "Q8_0>F16",
+        "Q8_0>Q8_0",
+        "Q4_0>F16",
+        "Q4_0>Q4_0",
+    }
 
 
 def read_by(dtype, tokens, folder, model=HYBRID):
@@ -253,8 +270,12 @@ def test_a_reader_process_that_cannot_load_its_file_is_named(folder, tmp_path):
     damaged = tmp_path / f"{HYBRID}.mini.F16.gguf"
     damaged.write_bytes(b"GGUF")
     with pytest.raises(StudyError, match="the reader: ended by itself"):
-        relay.run(msgspec.structs.replace(REQUEST, n_processes=2), damaged, lambda _: None,
-                  folder / f"{HYBRID}.mini.Q4_K_M.gguf")  # fmt: skip
+        relay.run(
+            msgspec.structs.replace(REQUEST, n_processes=2),
+            damaged,
+            lambda _: None,
+            folder / f"{HYBRID}.mini.Q4_K_M.gguf",
+        )
 
 
 def test_a_writer_that_got_a_damaged_state_is_seen(monkeypatch, folder):
@@ -304,7 +325,8 @@ def test_two_files_of_one_model_are_paired_as_they_are_given(folder, tmp_path):
 def test_lengths_and_types_that_are_asked_for_are_those_that_are_planned():
     cells = plan.pairs("mini", sweep=sweep(dtypes="Q8_0", n_prompt="32,64", n_gen="16")).cells
     assert {(cell.model, cell.candidates, cell.n_ctx, cell.n_gen) for cell in cells} == {
-        (model, ("Q8_0",), n, 16) for model in (HYBRID, ATTENTION) for n in (32, 64)}  # fmt: skip
+        (model, ("Q8_0",), n, 16) for model in (HYBRID, ATTENTION) for n in (32, 64)
+    }
     shapes = {
         (cell.n_prompt, cell.n_gen) for cell in plan.requests("shape", sweep=sweep(n_prompt="32", n_gen="8")).cells
     }

@@ -30,11 +30,14 @@ def test_an_answer_is_one_word_from_a_crash_a_refusal_an_error_or_a_file_that_wa
     usual = row["checks"] | {"refused": False, "wrong": 0.0}
     unread = {"status": "error", "failure": "load: EngineError: llama.cpp cannot load a.gguf: unknown architecture"}
     changed = [
-        ({"checks": usual}, "right"), ({"checks": usual | {"wrong": 1.0}}, "wrong"),
-        ({"checks": usual | {"refused": True}}, "refused"), ({"verdict": "invalid"}, "wrong"),
-        ({"status": "abort", "failure": "GGML_ASSERT"}, "abort"), ({"status": "hang", "failure": ""}, "hang"),
+        ({"checks": usual}, "right"),
+        ({"checks": usual | {"wrong": 1.0}}, "wrong"),
+        ({"checks": usual | {"refused": True}}, "refused"),
+        ({"verdict": "invalid"}, "wrong"),
+        ({"status": "abort", "failure": "GGML_ASSERT"}, "abort"),
+        ({"status": "hang", "failure": ""}, "hang"),
         (unread, history.UNKNOWN),
-    ]  # fmt: skip
+    ]
     assert [history._answer(row | change) for change, _ in changed] == [answer for _, answer in changed]
 
 

@@ -15,12 +15,23 @@ from llama_meter.serve import server
 from llama_meter.workloads import replica
 
 READ = (  # files of llama.cpp, and of the bindings
-    "ggml/src/ggml-backend.cpp", "ggml/src/ggml-cpu/repack.cpp", "ggml/src/ggml-cpu/ggml-cpu.cpp", "ggml/src/ggml.c",
-    "ggml/src/ggml-metal/ggml-metal.cpp", "ggml/src/ggml-metal/ggml-metal-device.m", "ggml/include/ggml.h",
-    "ggml/include/ggml-cuda.h", "ggml/include/ggml-vulkan.h",
-    "ggml/src/ggml-vulkan/ggml-vulkan.cpp", "src/llama-model.cpp", "src/llama.cpp", "common/arg.cpp",
-    "tools/llama-bench/llama-bench.cpp", "ggml/src/ggml-cuda/cpy.cu", "src/models/minimax-01.cpp",
-)  # fmt: skip
+    "ggml/src/ggml-backend.cpp",
+    "ggml/src/ggml-cpu/repack.cpp",
+    "ggml/src/ggml-cpu/ggml-cpu.cpp",
+    "ggml/src/ggml.c",
+    "ggml/src/ggml-metal/ggml-metal.cpp",
+    "ggml/src/ggml-metal/ggml-metal-device.m",
+    "ggml/include/ggml.h",
+    "ggml/include/ggml-cuda.h",
+    "ggml/include/ggml-vulkan.h",
+    "ggml/src/ggml-vulkan/ggml-vulkan.cpp",
+    "src/llama-model.cpp",
+    "src/llama.cpp",
+    "common/arg.cpp",
+    "tools/llama-bench/llama-bench.cpp",
+    "ggml/src/ggml-cuda/cpy.cu",
+    "src/models/minimax-01.cpp",
+)
 METAL = "ggml/src/ggml-metal/ggml-metal.cpp"
 BINDINGS = "llama_cpp/llama_cpp.py"
 pytestmark = pytest.mark.timeout(200)

@@ -27,14 +27,21 @@ from plamo_study.read import frame
 pytestmark = pytest.mark.timeout(100)
 SECOND, PAGE = 10**9, 16384
 BATT, MODES, SHORT, PAGES, GPUS = (
-    "pmset -g batt", "pmset -g", "sysctl -n kern.memorystatus_vm_pressure_level", "vm_stat",
+    "pmset -g batt",
+    "pmset -g",
+    "sysctl -n kern.memorystatus_vm_pressure_level",
+    "vm_stat",
     " ".join(machine.ACCELERATORS),
-)  # fmt: skip
+)
 PRESSURE = f"notifyutil -g {machine.PRESSURE_LEVEL}"
 USUAL = State(
-    power_source="ac", power_mode="automatic", thermal="nominal", memory_pressure="normal",
-    swapped_bytes=400 * PAGE, gpu_used=0.03,
-)  # fmt: skip
+    power_source="ac",
+    power_mode="automatic",
+    thermal="nominal",
+    memory_pressure="normal",
+    swapped_bytes=400 * PAGE,
+    gpu_used=0.03,
+)
 UNKNOWN = {  # what is left of a fact when this program says nothing
     BATT: {"power_source": "unknown"},
     MODES: {"power_mode": "unknown"},
@@ -51,11 +58,17 @@ UNKNOWN = {  # what is left of a fact when this program says nothing
 @pytest.mark.parametrize(
     ("command", "said", "told"),
     [
-        (BATT, "Now drawing from 'Battery Power'\n -InternalBattery-0 (id=1)\t42%; discharging; 2:11 remaining",
-         {"power_source": "battery"}),
+        (
+            BATT,
+            "Now drawing from 'Battery Power'\n -InternalBattery-0 (id=1)\t42%; discharging; 2:11 remaining",
+            {"power_source": "battery"},
+        ),
         (BATT, "Now drawing from 'UPS Power'", {"power_source": "unknown"}),
-        (MODES, "System-wide power settings:\nCurrently in use:\n standby  1\n powermode            1\n sleep 1",
-         {"power_mode": "low"}),
+        (
+            MODES,
+            "System-wide power settings:\nCurrently in use:\n standby  1\n powermode            1\n sleep 1",
+            {"power_mode": "low"},
+        ),
         (MODES, "Currently in use:\n standby              1\n lowpowermode         1", {"power_mode": "low"}),
         (MODES, "Currently in use:\n powermode            2", {"power_mode": "high"}),
         (MODES, "Currently in use:\n hibernatemode        3", {"power_mode": "unknown"}),
@@ -68,14 +81,21 @@ UNKNOWN = {  # what is left of a fact when this program says nothing
         (SHORT, "2", {"memory_pressure": "warning"}),
         (SHORT, "4", {"memory_pressure": "critical"}),
         (SHORT, "3", {"memory_pressure": "unknown"}),
-        (PAGES, "Mach Virtual Memory Statistics: (page size of 4096 bytes)\nPageins:  9.\nSwapins:  0.\nSwapouts:  0.",
-         {"swapped_bytes": 0}),
+        (
+            PAGES,
+            "Mach Virtual Memory Statistics: (page size of 4096 bytes)\nPageins:  9.\nSwapins:  0.\nSwapouts:  0.",
+            {"swapped_bytes": 0},
+        ),
         (PAGES, "Mach Virtual Memory Statistics: (page size of 4096 bytes)\nPageins:  9.", {"swapped_bytes": None}),
-        (GPUS, '"PerformanceStatistics" = {"Tiler Utilization %"=10,"Device Utilization %"=16}\n'
-               '"PerformanceStatistics" = {"Device Utilization %"=97}', {"gpu_used": 0.97}),
+        (
+            GPUS,
+            '"PerformanceStatistics" = {"Tiler Utilization %"=10,"Device Utilization %"=16}\n'
+            '"PerformanceStatistics" = {"Device Utilization %"=97}',
+            {"gpu_used": 0.97},
+        ),
         (GPUS, '"PerformanceStatistics" = {"recoveryCount"=0}', {"gpu_used": None}),
     ],
-)  # fmt: skip
+)
 def test_a_mac_is_in_the_state_that_its_programs_say(command, said, told, mac):
     assert machine.state() == USUAL
     mac.say(command, said)
@@ -241,10 +261,14 @@ def test_the_boards_of_a_linux_machine_say_how_busy_and_how_fast_they_are_as_far
         return SimpleNamespace(gpu=(3, 90)[board])
 
     boards = SimpleNamespace(
-        NVMLError=RuntimeError, NVML_CLOCK_SM=1, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetHandleByIndex=lambda n: n, nvmlDeviceGetUtilizationRates=rates,
+        NVMLError=RuntimeError,
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda n: n,
+        nvmlDeviceGetUtilizationRates=rates,
         nvmlDeviceGetClockInfo=lambda board, which: (1980, 345)[board],
-    )  # fmt: skip
+    )
     monkeypatch.setattr(machine, "MACOS", False)
     monkeypatch.setitem(sys.modules, "pynvml", boards)
     monkeypatch.setattr(machine, "find_spec", {"pynvml": "here"}.get)

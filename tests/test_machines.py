@@ -10,8 +10,18 @@ from llama_meter.stats import Estimate
 from plamo_study.laws import machines
 from plamo_study.read import processors, recording
 
-USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
-         "type_k": "f16", "type_v": "f16", "attention": "on", "read": 1e9}  # fmt: skip
+USUAL = {
+    "model": "m*",
+    "dtype": "Q8_0",
+    "phase": "decode",
+    "tokens": 1,
+    "n_seq": 1,
+    "policy": "shared",
+    "type_k": "f16",
+    "type_v": "f16",
+    "attention": "on",
+    "read": 1e9,
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +51,14 @@ def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_th
 
     first, other = line("a", 0.1, 0.05), line("b", 0.1, 0.05)
     assert len(common(first, other)) == len(common(first, other | {"depth": 190.0})) == 1
-    for changed in ({"depth": 200.0}, {"dtype": "Q4_0"}, {"n_seq": 8}, {"phase": "prefill"}, {"attention": "off"},
-                    {"machine": "a"}):  # fmt: skip
+    for changed in (
+        {"depth": 200.0},
+        {"dtype": "Q4_0"},
+        {"n_seq": 8},
+        {"phase": "prefill"},
+        {"attention": "off"},
+        {"machine": "a"},
+    ):
         assert not common(first, other | changed), changed
     assert {"took_known", "share_asked", "depth"} <= set(machines.pairs(pd.DataFrame([first])))
     ((known, asked),) = common(line("a", 0.1, 0.05, 100.0), line("a", 0.2, 0.05, 130.0), other)

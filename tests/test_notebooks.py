@@ -114,9 +114,11 @@ def test_every_command_that_a_document_or_a_cell_names_exists():
 def test_a_command_an_option_a_target_and_a_tool_that_are_not_there_are_noticed():
     text = "`plamo-study selfcheck --coverage`, `plamo-study run 01 --sauce live`, `make tea`, `python tools/tea.py`"
     assert [*gone(text)] == [
-        "plamo-study selfcheck --coverage: selfcheck", "plamo-study run 01 --sauce live: --sauce", "make tea",
+        "plamo-study selfcheck --coverage: selfcheck",
+        "plamo-study run 01 --sauce live: --sauce",
+        "make tea",
         "tools/tea.py",
-    ]  # fmt: skip
+    ]
 
 
 CHART = """

@@ -187,9 +187,12 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
 def test_agreement_takes_the_worst_position_and_the_first_choice_only_where_it_is_clear():
     oracle = np.array([4.0, 3.0, 0.0])
     for row, error, agree in (
-        ([4.0, 3.0, 0.0], 0.0, 1), ([3.0, 4.0, 0.0], 2**0.5 / 5, 0), ([4.1, 3.0, 0.0], 0.02, 1),
-        ([float("nan"), 3.0, 0.0], NOT_FINITE, 0), ([float("inf"), 3.0, 0.0], NOT_FINITE, 0),
-    ):  # fmt: skip
+        ([4.0, 3.0, 0.0], 0.0, 1),
+        ([3.0, 4.0, 0.0], 2**0.5 / 5, 0),
+        ([4.1, 3.0, 0.0], 0.02, 1),
+        ([float("nan"), 3.0, 0.0], NOT_FINITE, 0),
+        ([float("inf"), 3.0, 0.0], NOT_FINITE, 0),
+    ):
         verdict = agreement(np.array(row), oracle)
         assert verdict.max_relative_error == pytest.approx(error)
         assert (verdict.top1_checked, verdict.top1_agree, verdict.ok) == (1, agree, error == 0.0)

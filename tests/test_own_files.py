@@ -97,11 +97,14 @@ def uncounted(part):
 
 SETS = {
     "a file whose bytes are not counted": lambda: uncounted,
-    "one file": lambda: of_models(HYBRID), "one attention file": lambda: of_models(ATTENTION),
-    "two types of a model": lambda: two_types, "two models of a type": lambda: of_models(HYBRID, ATTENTION),
-    "no time for a second study": only_the_first_study, "no time for a second half": lambda: half_of_a_first_study,
+    "one file": lambda: of_models(HYBRID),
+    "one attention file": lambda: of_models(ATTENTION),
+    "two types of a model": lambda: two_types,
+    "two models of a type": lambda: of_models(HYBRID, ATTENTION),
+    "no time for a second study": only_the_first_study,
+    "no time for a second half": lambda: half_of_a_first_study,
     "all disturbed": lambda: disturbed,
-}  # fmt: skip
+}
 
 
 @pytest.mark.long

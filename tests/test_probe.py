@@ -280,10 +280,13 @@ def test_too_few_rounds_and_answers_that_end_by_themselves_are_no_verdict():
 def test_no_phase_is_named_that_the_elasticities_contradict(prefill, decode, says):
     """As where first tokens are not shown, or come before what took their time."""
     swapped = [
-        each | {"prompt": replace(each["output"], prompt_tokens=200, output_tokens=10),
-                "output": replace(each["prompt"], prompt_tokens=100, output_tokens=20)}
+        each
+        | {
+            "prompt": replace(each["output"], prompt_tokens=200, output_tokens=10),
+            "output": replace(each["prompt"], prompt_tokens=100, output_tokens=20),
+        }
         for each in rounds(prefill, decode, 0.0)
-    ]  # fmt: skip
+    ]
     assert phase._bound(rounds(prefill, decode, 0.0), []).verdict == says
     found = phase._bound(swapped, [])
     assert found.verdict == "cannot tell"
@@ -305,8 +308,16 @@ def test_the_cost_is_said_first_and_another_machine_is_not_asked_without_leave(m
 
 
 def test_what_is_no_address_is_refused_and_a_password_is_not_repeated():
-    for url in ("ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x", "http://[::1", "http://\x00", "http://1℀.com",
-                "http://me:hidden@127.0.0.1"):  # fmt: skip
+    for url in (
+        "ftp://127.0.0.1",
+        "nowhere",
+        "http://",
+        "http://127.0.0.1:x",
+        "http://[::1",
+        "http://\x00",
+        "http://1℀.com",
+        "http://me:hidden@127.0.0.1",
+    ):
         with pytest.raises(StudyError, match=r"no http or https address|a password") as refused:
             http.check_url(url)
         assert "hidden" not in str(refused.value)

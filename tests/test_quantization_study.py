@@ -162,9 +162,15 @@ def test_a_weight_whose_bits_are_zero_is_worth_its_blocks_offset(name):
 
 
 BEFORE_ROUNDING = {  # which of ggml-cuda's kernels meet sums of inputs that were not rounded: alone, together
-    "Q4_0": (True, False), "Q4_1": (True, True), "Q5_0": (True, False), "Q5_1": (True, True), "Q4_K": (False, True),
-    "Q5_K": (False, True), "Q8_0": (False, False), "Q6_K": (False, False),
-}  # fmt: skip
+    "Q4_0": (True, False),
+    "Q4_1": (True, True),
+    "Q5_0": (True, False),
+    "Q5_1": (True, True),
+    "Q4_K": (False, True),
+    "Q5_K": (False, True),
+    "Q8_0": (False, False),
+    "Q6_K": (False, False),
+}
 
 
 def stored_as(name):

@@ -119,8 +119,12 @@ def test_a_replica_that_nobody_meant_to_kill_is_a_failure_that_names_it():
 def test_replicas_are_no_others_to_one_another():
     usual = {"cpus": 2, "waited_ns": 3, "involuntary": 1}
     watch._parts.clear()
-    watch.take_over([Evidence(wall_ns=100, cpu_ns=90, others_ns=100, **usual),
-                     Evidence(wall_ns=110, cpu_ns=100, others_ns=95, **usual)])  # fmt: skip
+    watch.take_over(
+        [
+            Evidence(wall_ns=100, cpu_ns=90, others_ns=100, **usual),
+            Evidence(wall_ns=110, cpu_ns=100, others_ns=95, **usual),
+        ]
+    )
     (apart,) = watch._parts
     watch._parts.clear()
     assert (apart.cpu_ns, apart.others_ns, apart.waited_ns, apart.involuntary) == (190, 5, 6, 2)

@@ -83,8 +83,12 @@ def test_weights_are_read_once_a_micro_batch_and_the_head_where_a_prompt_ends():
     model, untied = fact("plamo-2-1b"), fact("plamo-2-translate")
     blocks = roofline.weight_bytes(model) - roofline.head_bytes(model)
     for tokens, n_seq, together, passes, heads in (
-        (512, 1, True, 1, 1), (513, 1, True, 2, 1), (256, 4, True, 2, 2), (256, 4, False, 4, 4), (8, 16, True, 1, 1),
-    ):  # fmt: skip
+        (512, 1, True, 1, 1),
+        (513, 1, True, 2, 1),
+        (256, 4, True, 2, 2),
+        (256, 4, False, 4, 4),
+        (8, 16, True, 1, 1),
+    ):
         found = moved(parts(model, tokens, n_seq=n_seq, together=together))
         assert found["weights of the blocks"] == passes * blocks
         assert found["output head"] == heads * roofline.head_bytes(model)
@@ -116,8 +120,10 @@ def test_a_planned_model_has_the_bytes_of_the_file(first):
 def test_a_turning_point_is_where_intensity_passes_balance():
     model = fact("plamo-3-nict-8b")
     prompt, batch = intensity.turning(model, 40.0)
-    for n, found in ((prompt, lambda k: intensity.intensity(model, k, n_ubatch=k)),
-                     (batch, lambda k: intensity.intensity(model, 1, intensity.DEPTH, k, n_ubatch=k))):  # fmt: skip
+    for n, found in (
+        (prompt, lambda k: intensity.intensity(model, k, n_ubatch=k)),
+        (batch, lambda k: intensity.intensity(model, 1, intensity.DEPTH, k, n_ubatch=k)),
+    ):
         assert found(int(n)) >= 40.0 > found(int(n) - 1)
     assert intensity.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf"), "its own states keep a batch under it"
 
@@ -167,8 +173,9 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(first):
     timed = first.rows[first.rows["workload"] == "decode"]
     elsewhere = longer(limits, limits["status"] == "ok", 10).assign(machine="elsewhere")
     rows, facts = pd.concat([limits, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
-    both, _ = every_cell.cells([("all", rows, facts), ("a", timed, facts),
-                                ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
+    both, _ = every_cell.cells(
+        [("all", rows, facts), ("a", timed, facts), ("b", timed.assign(machine="elsewhere"), facts)]
+    )
     assert set(both["chip"]) == {"another", *(device(fact, False) for fact in first.facts.values() if "chip" in fact)}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
     for name in ("read", "compute"):

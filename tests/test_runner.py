@@ -410,8 +410,12 @@ def test_what_cannot_be_measured_or_collected_is_said_before_anything_runs():
         with pytest.raises(StudyError, match=why):
             plan.check_cell(mini("decode", **how))
     study = "01-phase-asymmetry"
-    wrong = {"source": (study, "elsewhere", "mini"), "scale": (study, "live", "huge"),
-             "study": ("99-nothing", "live", "mini"), "no rows": (study, "recorded", "huge")}  # fmt: skip
+    wrong = {
+        "source": (study, "elsewhere", "mini"),
+        "scale": (study, "live", "huge"),
+        "study": ("99-nothing", "live", "mini"),
+        "no rows": (study, "recorded", "huge"),
+    }
     for why, asked in wrong.items():
         with pytest.raises(StudyError, match=why):
             collect.collect(*asked)

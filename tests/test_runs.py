@@ -117,9 +117,17 @@ def test_text_is_converted_to_the_declared_type(type_name, text, value):
 
 @pytest.mark.parametrize(
     ("type_name", "value"),
-    [("bool", "maybe"), ("int", "1.5"), ("int", True), ("float", "fast"), ("str", 1), ("list[int]", "[1, two]"),
-     ("list[int]", "[1"), ("dict", "[1]")],
-)  # fmt: skip
+    [
+        ("bool", "maybe"),
+        ("int", "1.5"),
+        ("int", True),
+        ("float", "fast"),
+        ("str", 1),
+        ("list[int]", "[1, two]"),
+        ("list[int]", "[1"),
+        ("dict", "[1]"),
+    ],
+)
 def test_a_value_of_the_wrong_type_is_refused(type_name, value):
     with pytest.raises(StudyError, match="not of type ") as problem:
         parameters.convert("replicates", value, type_name)

@@ -262,9 +262,14 @@ def request(first_ms, gap_ms, n=5, due_ms=0.0, sent_ms=None, failure=""):
     stamps = [int((due_ms + first_ms + gap_ms * i) * MS) for i in range(n)]
     sent = due_ms if sent_ms is None else sent_ms
     return Request(
-        id="0", n_prompt=3, arrived_ns=int(due_ms * MS), token_ns=[] if failure else stamps, failure=failure,
-        sent_ns=int(sent * MS), ended_ns=0 if failure else stamps[-1],
-    )  # fmt: skip
+        id="0",
+        n_prompt=3,
+        arrived_ns=int(due_ms * MS),
+        token_ns=[] if failure else stamps,
+        failure=failure,
+        sent_ns=int(sent * MS),
+        ended_ns=0 if failure else stamps[-1],
+    )
 
 
 def test_metrics_are_what_they_and_other_tools_define_them_as():
@@ -304,9 +309,22 @@ def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_howeve
     requests[2] = msgspec.structs.replace(requests[2], failure=died)
     requests[3] = request(0, 0, failure="ConnectError")
     gap[8] = 2.0
-    row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "dtype": "F16", "build": "stock",
-           "server": "s", "n_prompt": 8, "n_gen": 5, "n_seq": 4, "n_clients": 2, "key": "k", "requests": requests,
-           "series": {"differs": differs, "gap": gap}}  # fmt: skip
+    row = {
+        "workload": "serving",
+        "status": "ok",
+        "anchor": False,
+        "model": "m",
+        "dtype": "F16",
+        "build": "stock",
+        "server": "s",
+        "n_prompt": 8,
+        "n_gen": 5,
+        "n_seq": 4,
+        "n_clients": 2,
+        "key": "k",
+        "requests": requests,
+        "series": {"differs": differs, "gap": gap},
+    }
     told = answers.by_request(pd.DataFrame([row]))
     assert told.answer.tolist() == ["changed", "near-tie", "lost", "lost", *["as alone"] * 4, "changed", "near-tie"]
     assert told.prompt.tolist() == [*range(8), 0, 1]
@@ -383,10 +401,22 @@ def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broke
 @pytest.mark.parametrize(("lead", "tie"), [(0.0, 1), (NEAR_TIE - 0.01, 1), (NEAR_TIE, 0), (-1.0, 0), (float("nan"), 0)])
 def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
     assert Difference(0, lead).is_near_tie == bool(tie)
-    row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "dtype": "F16", "build": "stock",
-           "server": "s", "n_seq": 4, "n_clients": 2, "n_prompt": 1, "n_gen": 1, "key": "k",
-           "series": {"differs": [0], "gap": [lead]},
-           "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])]}  # fmt: skip
+    row = {
+        "workload": "serving",
+        "status": "ok",
+        "anchor": False,
+        "model": "m",
+        "dtype": "F16",
+        "build": "stock",
+        "server": "s",
+        "n_seq": 4,
+        "n_clients": 2,
+        "n_prompt": 1,
+        "n_gen": 1,
+        "key": "k",
+        "series": {"differs": [0], "gap": [lead]},
+        "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])],
+    }
     told = answers.by_request(pd.DataFrame([row]))
     assert told.answer.item() == ("near-tie" if tie else "changed")
     counted = analysis.under_load(told)

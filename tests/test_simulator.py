@@ -45,8 +45,10 @@ class Exact:
 def test_one_server_waits_as_theory_says(kind):
     rng = np.random.default_rng(7)
     work, second_moment = {
-        "M/M/1": (rng.exponential(1.0, N), 2), "M/D/1": (np.ones(N), 1), "M/G/1": (rng.gamma(0.5, 2.0, N), 0.5 * 4 + 1)
-    }[kind]  # fmt: skip
+        "M/M/1": (rng.exponential(1.0, N), 2),
+        "M/D/1": (np.ones(N), 1),
+        "M/G/1": (rng.gamma(0.5, 2.0, N), 0.5 * 4 + 1),
+    }[kind]
     load = Load(np.cumsum(rng.exponential(1 / 0.7, N)).tolist(), [1] * N, [1] * N)
     waited = serve(load, policies.shared, Exact(work.tolist()), slots=1).ttft - work
     theory = 0.7 * second_moment / (2 * (1 - 0.7))  # Pollaczek and Khinchine
@@ -186,8 +188,13 @@ def test_only_the_first_call_after_idleness_takes_what_waking_took():
 
 
 def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
-    refusals = {(18, 18, 0, 0): "18 sequences", (0, 0, 513, 0): "513 tokens", (2, 9000, 0, 0): "9000 tokens",
-                (0, 0, 64, 5000): "behind 5000", (17, 17, 16, 0): "18 sequences"}  # fmt: skip
+    refusals = {
+        (18, 18, 0, 0): "18 sequences",
+        (0, 0, 513, 0): "513 tokens",
+        (2, 9000, 0, 0): "9000 tokens",
+        (0, 0, 64, 5000): "behind 5000",
+        (17, 17, 16, 0): "18 sequences",
+    }
     for call, what in refusals.items():
         with pytest.raises(StudyError, match=what) as refused:
             machine().seconds(*call)

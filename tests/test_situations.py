@@ -94,9 +94,15 @@ def test_the_type_is_that_of_the_bytes_where_the_label_is_another(label, dtype, 
 
 @pytest.mark.parametrize(
     ("value", "kind", "sub"),
-    [("two", STRING, None), (float("inf"), FLOAT32, None), (float("nan"), FLOAT32, None),
-     (-1, GGUFValueType.INT32, None), (1 << 60, GGUFValueType.UINT64, None), (["a"], GGUFValueType.ARRAY, STRING)],
-)  # fmt: skip
+    [
+        ("two", STRING, None),
+        (float("inf"), FLOAT32, None),
+        (float("nan"), FLOAT32, None),
+        (-1, GGUFValueType.INT32, None),
+        (1 << 60, GGUFValueType.UINT64, None),
+        (["a"], GGUFValueType.ARRAY, STRING),
+    ],
+)
 def test_a_number_of_layers_that_is_none_is_one_sentence(value, kind, sub, tmp_path):
     with pytest.raises(StudyError, match="block_count"):
         given.give(str(derived(tmp_path, "llama.block_count", value, kind, sub=sub)))
@@ -182,12 +188,15 @@ def test_a_notebook_without_a_kernel_or_with_ids_too_early_is_read(minor, tmp_pa
 @pytest.mark.parametrize(
     ("url", "error", "mend"),
     [
-        ("https://a", ssl.SSLCertVerificationError("CERTIFICATE_VERIFY_FAILED] verify failed: expired (_ssl.c:1)"),
-         "SSL_CERT_FILE"),
+        (
+            "https://a",
+            ssl.SSLCertVerificationError("CERTIFICATE_VERIFY_FAILED] verify failed: expired (_ssl.c:1)"),
+            "SSL_CERT_FILE",
+        ),
         ("https://a", ssl.SSLError("[SSL: WRONG_VERSION_NUMBER] wrong version number"), "try http://a"),
         ("http://a", None, "try https://a"),
     ],
-)  # fmt: skip
+)
 def test_a_server_of_the_other_kind_or_with_a_strange_certificate_is_no_server_that_is_off(url, error, mend):
     failed = http.httpx2.ConnectError(str(error)) if error else http.httpx2.RemoteProtocolError("")
     assert mend in http._unanswered(url, failed).mend

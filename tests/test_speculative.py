@@ -88,10 +88,12 @@ def test_plain_decode_is_a_token_a_call():
 def test_a_state_that_comes_back_wrong_fails_the_row(monkeypatch):
     put_back = Session.set_state
     monkeypatch.setattr(
-        Session, "set_state", lambda self, seq, state, n, part="everything": put_back(
+        Session,
+        "set_state",
+        lambda self, seq, state, n, part="everything": put_back(
             self, seq, _damaged(state) if part == "fixed" else state, n, part
-        )
-    )  # fmt: skip
+        ),
+    )
     measured = speculative.run(speculate(back="part"), mini_file(HYBRID), lambda stage: None)
     assert not measured.valid
     assert not measured.checks["second_path"]
@@ -166,10 +168,12 @@ def test_rejection_sampling_leaves_the_target_s_distribution():
 
 def test_a_draft_that_cannot_be_held_is_refused_before_anything_is_loaded():
     refused = (
-        ({"n_draft": 64, "n_batch": 32}, "a call holds 32"), ({"n_draft": 64}, "longer than the context"),
-        ({"accepts": 1.5}, "means nothing"), ({"drafter": "model"}, "no model"),
+        ({"n_draft": 64, "n_batch": 32}, "a call holds 32"),
+        ({"n_draft": 64}, "longer than the context"),
+        ({"accepts": 1.5}, "means nothing"),
+        ({"drafter": "model"}, "no model"),
         ({"back": "joined", "n_seq": 2}, "one sequence"),
-    )  # fmt: skip
+    )
     for fields, said in refused:
         with pytest.raises(StudyError, match=said):
             speculative.run(speculate(**fields), mini_file(HYBRID), lambda stage: None)

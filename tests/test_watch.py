@@ -52,9 +52,21 @@ def run(cell, path=None, limit_s=60.0):
 
 def made_up(cell, conditions, status="ok", key="k"):
     return Row(
-        schema=1, key=key, study="s", cell=cell, replicate=0, block=0, order=0, engine="e", machine="m", status=status,
-        started="now", elapsed_ns=1, pid=1, conditions=conditions,
-    )  # fmt: skip
+        schema=1,
+        key=key,
+        study="s",
+        cell=cell,
+        replicate=0,
+        block=0,
+        order=0,
+        engine="e",
+        machine="m",
+        status=status,
+        started="now",
+        elapsed_ns=1,
+        pid=1,
+        conditions=conditions,
+    )
 
 
 def row_of(outcome, cell):
@@ -296,13 +308,21 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
 @pytest.mark.parametrize(
     ("cell", "samples", "valid", "said"),
     [
-        (mini("prefill", HYBRID, n_prompt=4096), [[SECOND, SECOND], [SECOND, 3 * SECOND], [SECOND, SECOND]], True,
-         "2,048.0 tokens/s, right"),
-        (mini("decode", HYBRID, n_gen=3, n_seq=4), [[SECOND, SECOND, SECOND // 2]], None,
-         "4.0 tokens/s, as its first process"),
+        (
+            mini("prefill", HYBRID, n_prompt=4096),
+            [[SECOND, SECOND], [SECOND, 3 * SECOND], [SECOND, SECOND]],
+            True,
+            "2,048.0 tokens/s, right",
+        ),
+        (
+            mini("decode", HYBRID, n_gen=3, n_seq=4),
+            [[SECOND, SECOND, SECOND // 2]],
+            None,
+            "4.0 tokens/s, as its first process",
+        ),
         (mini("decode", HYBRID, n_gen=1), [[SECOND // 8]], False, "8.0 tokens/s, wrong"),
     ],
-)  # fmt: skip
+)
 def test_a_cell_that_was_measured_is_said_with_its_speed_and_its_verdict(cell, samples, valid, said):
     row = msgspec.structs.replace(made_up(cell, Conditions()), samples_ns=samples, valid=valid)
     assert live.speed(row).endswith(said)

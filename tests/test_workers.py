@@ -90,8 +90,11 @@ def test_a_killed_worker_is_reported_with_its_signal(without_rope):
 
 def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"GGUF\0 not really")
-    asked = [(mini("prefill"), tmp_path / "none.gguf", "cannot load"), (mini("prefill"), tmp_path / "bad.gguf", "load"),
-             (mini("decode", n_gen=8, n_seq=257), None, "context")]  # fmt: skip
+    asked = [
+        (mini("prefill"), tmp_path / "none.gguf", "cannot load"),
+        (mini("prefill"), tmp_path / "bad.gguf", "load"),
+        (mini("decode", n_gen=8, n_seq=257), None, "context"),
+    ]
     for cell, path, why in asked:
         found = outcome(cell, path)
         assert (found.status, found.failure.exit_code) == ("error", 1)
@@ -133,9 +136,13 @@ WAIT_S = 0.02  # far longer than a call at mini, so that a clock that is a tenth
 
 @pytest.mark.parametrize(
     ("workload", "fields", "warm"),
-    [("prefill", {"repetitions": 3}, 0), ("decode", {"n_gen": 6}, 0), ("overhead", {"n_gen": 6}, 0),
-     ("depth", {"n_ctx": 64, "n_ubatch": 32, "n_gen": 4, "flash_attn": "on"}, context.WARM_STEPS)],
-)  # fmt: skip
+    [
+        ("prefill", {"repetitions": 3}, 0),
+        ("decode", {"n_gen": 6}, 0),
+        ("overhead", {"n_gen": 6}, 0),
+        ("depth", {"n_ctx": 64, "n_ubatch": 32, "n_gen": 4, "flash_attn": "on"}, context.WARM_STEPS),
+    ],
+)
 def test_a_time_is_no_shorter_than_its_calls_and_no_longer_than_what_surrounds_them(
     workload, fields, warm, monkeypatch
 ):

@@ -127,10 +127,19 @@ def judged(model: str, scale: str) -> Iterator[dict[str, Any]]:
             by_parts = error > part or max(attention) > of_attention
             found = (whole is not None and not whole.ok) or (gate != OLD and by_parts)
             parts, of_parts = ("", "") if gate == OLD else (f"{error:.4g}", f"{max(attention):.4g}")  # not looked at
-            yield {"model": model, "scale": scale, "gate": gate, "fault": name, "parts": parts, "attention": of_parts,
-                   "logits": f"{whole.max_relative_error:.4g}" if whole else "", "parts_limit": part,
-                   "attention_limit": f"{of_attention:.4g}", "logits_limit": tolerance(cell) if whole else "",
-                   "seen": found}  # fmt: skip
+            yield {
+                "model": model,
+                "scale": scale,
+                "gate": gate,
+                "fault": name,
+                "parts": parts,
+                "attention": of_parts,
+                "logits": f"{whole.max_relative_error:.4g}" if whole else "",
+                "parts_limit": part,
+                "attention_limit": f"{of_attention:.4g}",
+                "logits_limit": tolerance(cell) if whole else "",
+                "seen": found,
+            }
 
 
 def _times(key: str, factor: float) -> Callable[[GGUFReader], None]:
@@ -183,9 +192,19 @@ def against_itself(model: str) -> Iterator[dict[str, Any]]:
             for gate, cell in checked.items():
                 measured = phases.run(cell, path, 0, lambda stage: None)
                 error = max(v for k, v in measured.checks.items() if k.endswith("_error"))
-                yield {"model": model, "scale": "mini", "gate": gate, "fault": name, "parts": "", "attention": "",
-                       "logits": f"{error:.4g}", "parts_limit": "", "attention_limit": "",
-                       "logits_limit": tolerance(cell), "seen": not measured.valid}  # fmt: skip
+                yield {
+                    "model": model,
+                    "scale": "mini",
+                    "gate": gate,
+                    "fault": name,
+                    "parts": "",
+                    "attention": "",
+                    "logits": f"{error:.4g}",
+                    "parts_limit": "",
+                    "attention_limit": "",
+                    "logits_limit": tolerance(cell),
+                    "seen": not measured.valid,
+                }
 
 
 def main() -> None:

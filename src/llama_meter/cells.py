@@ -466,10 +466,31 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
 
 
 Cell = (
-    Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Trace | Depth
-    | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
-    | Naive | Arrival | Hybrid | Answers | Handover | Relay
-)  # fmt: skip
+    Prefill
+    | Decode
+    | Gate
+    | Replay
+    | Isolation
+    | Overhead
+    | Read
+    | MatMul
+    | Quality
+    | Trace
+    | Depth
+    | Replicas
+    | Shipment
+    | Service
+    | Speculate
+    | Serving
+    | Traffic
+    | Fleet
+    | Naive
+    | Arrival
+    | Hybrid
+    | Answers
+    | Handover
+    | Relay
+)
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}
 ORDER = ("workload", *_DEFAULTS)  # of frame columns

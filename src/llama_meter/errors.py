@@ -5,9 +5,16 @@ import os
 
 MORE_MEMORY = "close other programs or raise the limit with `ulimit`, then give the same command"
 LACKS_MEMORY = (  # in the words of Python, of Rust, of the C library, of the loader, of C++, of ggml and of Metal
-    "MemoryError", "can't start new thread", f"os error {errno.ENOMEM}", "Cannot allocate memory",
-    "failed to map segment", "bad_alloc", "mem_buffer != NULL", "failed to allocate", "Insufficient Memory",
-)  # fmt: skip
+    "MemoryError",
+    "can't start new thread",
+    f"os error {errno.ENOMEM}",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "bad_alloc",
+    "mem_buffer != NULL",
+    "failed to allocate",
+    "Insufficient Memory",
+)
 MENDS = {  # remedies for what a system refuses, by errno; any other errno is a bug in this program
     errno.ENOENT: "look whether the path is right",
     errno.EACCES: "make it yours with chmod, or work on a copy of the folder that you may write to",

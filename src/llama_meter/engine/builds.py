@@ -49,9 +49,16 @@ endforeach()
 target_link_libraries(ggml::ggml INTERFACE ggml::ggml-base)
 """
 OPTIONS = (
-    "BUILD_COMMON", "BUILD_TESTS", "BUILD_TOOLS", "BUILD_EXAMPLES", "BUILD_SERVER", "BUILD_APP", "BUILD_UI",
-    "USE_PREBUILT_UI", "OPENSSL",
-)  # fmt: skip
+    "BUILD_COMMON",
+    "BUILD_TESTS",
+    "BUILD_TOOLS",
+    "BUILD_EXAMPLES",
+    "BUILD_SERVER",
+    "BUILD_APP",
+    "BUILD_UI",
+    "USE_PREBUILT_UI",
+    "OPENSSL",
+)
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = "plamo-study engine list"
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
@@ -152,14 +159,16 @@ def resolve(name_or_folder: str) -> Path:
             raise StudyError(name_or_folder, "is a program and no engine", MISSING)
         if not _is_current(name_or_folder):
             raise StudyError(
-                f"engine {name_or_folder}", "not built here, or from other patches or another engine",
+                f"engine {name_or_folder}",
+                "not built here, or from other patches or another engine",
                 f"plamo-study engine build {name_or_folder}",
-            )  # fmt: skip
+            )
     if not any(path.glob("libllama.*")):
         raise StudyError(
-            name_or_folder, "neither a known build nor a folder that holds libllama",
+            name_or_folder,
+            "neither a known build nor a folder that holds libllama",
             f"{MISSING}, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
-        )  # fmt: skip
+        )
     note.read(path)  # what it says of itself can be read
     return path.resolve()
 
@@ -291,13 +300,17 @@ def apply(patch: Path, source: Path) -> None:
         raise StudyError("git", "not found, and patches are applied with `git apply`", "install git")
     done = subprocess.run(
         ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
-        cwd=source, env=_outside(source), capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=source,
+        env=_outside(source),
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise StudyError(
-            f"{patch.name}", f"does not apply to the sources of {PACKAGE}: {done.stderr.strip().splitlines()[0]}",
+            f"{patch.name}",
+            f"does not apply to the sources of {PACKAGE}: {done.stderr.strip().splitlines()[0]}",
             "the patch is for the version in requirements.lock: git status data/upstream, and make study",
-        )  # fmt: skip
+        )
 
 
 def _outside(source: Path) -> dict[str, str]:
@@ -481,8 +494,10 @@ def _check_loads(made: Path) -> None:
     """StudyError unless the bindings load this build."""
     done = subprocess.run(
         children.python("-c", "from llama_meter.engine.bindings import llama; llama.llama_print_system_info()"),
-        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made.resolve())}, capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made.resolve())},
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise StudyError(
             str(made.parent.name), "was built but does not load: " + _last_words(done.stderr), "make study"

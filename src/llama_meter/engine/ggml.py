@@ -8,9 +8,20 @@ from llama_meter.engine.bindings import llama
 
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas", "ggml-vulkan")
 TYPES = {  # ggml.h, enum ggml_type
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8,
-    "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30,
-}  # fmt: skip
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
 F32 = TYPES["F32"]
 OBJECT_SIZE = 32  # bytes of ggml.c's struct ggml_object on a 64-bit machine
 

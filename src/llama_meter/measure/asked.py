@@ -12,8 +12,9 @@ from llama_meter.errors import StudyError
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
 REALS = {  # bounds, what it is, and some
-    "rates": (0.001, 10_000, "number of requests a second", "0.5,1,2"), "acceptance": (0, 1, "share", "0.5,0.7"),
-}  # fmt: skip
+    "rates": (0.001, 10_000, "number of requests a second", "0.5,1,2"),
+    "acceptance": (0, 1, "share", "0.5,0.7"),
+}
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # of keys and of values
@@ -85,10 +86,15 @@ def sweep(**asked: Any) -> Sweep:
     values = {name: value for name, value in asked.items() if value not in (None, "", [], ())}
     read: Mapping[str, Callable[[str, Any], Any]] = {
         "files": _files,
-        "draft_file": _drafter, "rates": _reals, "acceptance": _reals,
+        "draft_file": _drafter,
+        "rates": _reals,
+        "acceptance": _reals,
         "dtypes": lambda name, value: tuple(_words(value)),
-        "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
-    }  # fmt: skip
+        "flash_attn": _flash,
+        "type_k": _cache,
+        "type_v": _cache,
+        "n_gpu_layers": _layers,
+    }
     if "draft_file" in values and "files" not in values:
         raise StudyError("draft_file", "drafts for files of yours, and none is given", "name a target with -p files")
     asked_for = Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})

@@ -16,10 +16,13 @@ from llama_meter.models.tensors import TensorInfo
 NOT_SHAPE = ("name", "scale", "trained", "values", "weights")
 UNCOUNTED = {  # words in the keys of a header: what makes the bytes of a token other than its size and keys say
     "sliding_window": "its windows are its own",
-    "ssm": "its states are its own", "wkv": "its states are its own", "shortconv": "its states are its own",
-    "kda": "its states are its own", "kv_lora_rank": "it keeps its keys compressed",
+    "ssm": "its states are its own",
+    "wkv": "its states are its own",
+    "shortconv": "its states are its own",
+    "kda": "its states are its own",
+    "kv_lora_rank": "it keeps its keys compressed",
     "expert_used_count": "a mixture of experts reads some of its weights",  # last: its cache is like others
-}  # fmt: skip
+}
 SUMMED = ("count", "n_elements", "n_bytes")
 SOURCE = "F16"  # type that the quantizer makes others from
 

@@ -189,8 +189,11 @@ class _Sweep:
         self.cells, least, wished = (), least_blocks(self.plan), min(self.plan.blocks, WISHED_BLOCKS)
         self._measure([*self._next_gates(self.plan.cells[:1]), *self.asked.anchors(0)])
         for cells in together(self.plan.cells):
-            first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
-                     for folder in self.asked.builds(cell)]  # fmt: skip
+            first = [
+                Task(cell, 0, 0, len(self.cells) + n, engine=folder)
+                for n, cell in enumerate(cells, 1)
+                for folder in self.asked.builds(cell)
+            ]
             gates = self._next_gates(cells)
             block, more = self._spent(task for task in self.tasks if task.block == 0), self._expected_s(first)
             blocks = least if len(self.cells) < self.plan.needed else wished

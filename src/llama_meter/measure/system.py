@@ -120,8 +120,11 @@ def mhz() -> float | None:
 
 def hot() -> int | None:
     """How often CPUs were slowed because they were hot; None where nothing counts it."""
-    counts = [count for path in SYS.glob(f"{CPUS}/thermal_throttle/core_throttle_count")
-              if (count := number(path)) is not None]  # fmt: skip
+    counts = [
+        count
+        for path in SYS.glob(f"{CPUS}/thermal_throttle/core_throttle_count")
+        if (count := number(path)) is not None
+    ]
     return round(sum(counts)) if counts else None
 
 

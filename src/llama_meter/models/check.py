@@ -50,14 +50,19 @@ def spec_of(heads: Sequence[Header], name: str) -> FileSpec:
     number, hidden, n_heads = head.size_of, head.size_of("embedding_length"), head.size_of("attention.head_count")
     mamba_heads, window = number("ssm.time_step_rank"), number("attention.sliding_window")
     numbers: dict[str, Any] = {
-        "hidden": hidden, "layers": number("block_count"), "heads": n_heads,
+        "hidden": hidden,
+        "layers": number("block_count"),
+        "heads": n_heads,
         "kv_heads": number("attention.head_count_kv") or n_heads,
-        "head_dim": number("attention.key_length") or hidden // max(n_heads, 1), "ffn": number("feed_forward_length"),
-        "vocab": head.count(TOKENS) or number("vocab_size"), "context_length": number("context_length") or 1 << 30,
-        "d_state": number("ssm.state_size"), "d_conv": number("ssm.conv_kernel"),
+        "head_dim": number("attention.key_length") or hidden // max(n_heads, 1),
+        "ffn": number("feed_forward_length"),
+        "vocab": head.count(TOKENS) or number("vocab_size"),
+        "context_length": number("context_length") or 1 << 30,
+        "d_state": number("ssm.state_size"),
+        "d_conv": number("ssm.conv_kernel"),
         "tied": all(tensor.name != "output.weight" for tensor in every),
         "weights": sum(tensor.n_elements for tensor in every),
-    }  # fmt: skip
+    }
     if head.arch not in ARCHS:
         return FileSpec(name=name, scale=registry.GIVEN, arch=head.arch, rms_eps=0.0, rope_theta=0.0, **numbers)
     if numbers["layers"] > len(every):
@@ -75,10 +80,14 @@ def spec_of(heads: Sequence[Header], name: str) -> FileSpec:
         theta = _real(head, "rope.freq_base_swa", 1e4) if window else 0.0
         numbers |= {"window": window, "window_pattern": int(pattern or 8), "rope_theta_swa": theta}
     return FileSpec(
-        name=name, scale=registry.GIVEN, arch=head.arch, recurrent=tuple(n == 0 for n in by_layer),
-        rms_eps=_real(head, "attention.layer_norm_rms_epsilon", 0.0), rope_theta=_real(head, "rope.freq_base", 1e4),
+        name=name,
+        scale=registry.GIVEN,
+        arch=head.arch,
+        recurrent=tuple(n == 0 for n in by_layer),
+        rms_eps=_real(head, "attention.layer_norm_rms_epsilon", 0.0),
+        rope_theta=_real(head, "rope.freq_base", 1e4),
         **numbers,
-    )  # fmt: skip
+    )
 
 
 def _real(head: Header, name: str, default: float) -> float:

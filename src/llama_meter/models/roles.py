@@ -12,9 +12,12 @@ RANKS = 4  # llama.h, LLAMA_POOLING_TYPE_RANK
 DIFFUSES = ("dream", "llada", "rnd1")  # architectures begin so, or a key is `diffusion.…`
 EMBEDS = re.compile(r"bert|embedding|llama-embed|t5encoder")
 NO_MODELS = {  # general.type, or an architecture that is no language model -> what the file is
-    "adapter": "a LoRA adapter", "imatrix": "an importance matrix", "controlvector": "a control vector",
-    "mmproj": "a projector of images or sound", "clip": "a projector of images or sound",
-}  # fmt: skip
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
+    "controlvector": "a control vector",
+    "mmproj": "a projector of images or sound",
+    "clip": "a projector of images or sound",
+}
 
 
 def not_a_model(header: Header) -> Finding | None:

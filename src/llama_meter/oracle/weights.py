@@ -20,9 +20,22 @@ LAYER = re.compile(r"blk\.\d+\.")
 PLAIN = (Type.F16, Type.BF16)
 SMALL = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.IQ4_NL, Type.MXFP4)
 LARGE = (
-    Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS,
-    Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0,
-)  # fmt: skip
+    Type.Q2_K,
+    Type.Q3_K,
+    Type.Q4_K,
+    Type.Q5_K,
+    Type.Q6_K,
+    Type.IQ1_S,
+    Type.IQ1_M,
+    Type.IQ2_XXS,
+    Type.IQ2_XS,
+    Type.IQ2_S,
+    Type.IQ3_XXS,
+    Type.IQ3_S,
+    Type.IQ4_XS,
+    Type.TQ1_0,
+    Type.TQ2_0,
+)
 CPU = {t: t for t in PLAIN} | dict.fromkeys(SMALL, Type.Q8_0) | dict.fromkeys(LARGE, Type.Q8_K)
 CUDA = {t: t for t in PLAIN} | dict.fromkeys((*SMALL, *LARGE), Type.Q8_0)
 ROUNDED_TO: dict[str, dict[Type, Type]] = {"": {}, "CPU": CPU, "Vulkan": CPU, "CUDA": CUDA, "Metal": {}}

@@ -220,8 +220,9 @@ class Target:
     def body(self, prompt: Prompt, stream: bool, top: int) -> dict[str, Any]:
         """JSON body of a request; `top`: number of log probabilities requested per token."""
         chat = self.api == "chat/completions"
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}]} if chat else {
-            "prompt": prompt.text}  # fmt: skip
+        asked: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": prompt.text}]} if chat else {"prompt": prompt.text}
+        )
         asked |= {"max_tokens": prompt.n_gen, "temperature": 0, "stream": stream, **self.usual}
         asked |= {"model": self.model} if self.model else {}
         asked |= {"stream_options": {"include_usage": True}} if stream else {}

@@ -30,10 +30,12 @@ class Objectives(NamedTuple):
 
 NONE = Objectives()
 OBJECTIVES: Mapping[str, Objectives] = {  # of `Serving`, by scale
-    "mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4),
+    "mini": Objectives(0.25, 0.01),
+    "shape": Objectives(10.0, 0.4),
     "file": Objectives(5.0, 0.2),  # five tokens a second: about as fast as people read
-}  # fmt: skip
+}
 WITHIN: Mapping[str, Objectives] = {  # of `Traffic`, by scale
-    "mini": Objectives(0.05, 0.01), "shape": Objectives(10.0, 0.5),
+    "mini": Objectives(0.05, 0.01),
+    "shape": Objectives(10.0, 0.5),
     "file": Objectives(10.0, 0.5),
-}  # fmt: skip
+}

@@ -45,9 +45,7 @@ def _right(right: Rightness) -> Lines:
 
 def _phase(phase: Binding) -> Lines:
     lines = [("why", phase.why), ("what helps", phase.lever)]
-    lines += [
-        (f"1 % {CHANGED[name]}", f"{_shown(value)} % longer") for name, value in phase.elasticities.items()
-    ]  # fmt: skip
+    lines += [(f"1 % {CHANGED[name]}", f"{_shown(value)} % longer") for name, value in phase.elasticities.items()]
     lines += [(f"share of a request, {name}", _shown(value, ".0%")) for name, value in phase.shares.items()]
     lines += [(name, f"{value * 1e3:.1f} ms") for name, value in phase.seconds.items()]
     return [*lines, ("client late by", f"{phase.late_s * 1e3:.2f} ms now and then")]

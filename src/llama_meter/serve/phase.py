@@ -133,8 +133,9 @@ def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
     if len(rounds) < stats.NEEDED[0.5] + 2:
         return cannot("there was no time for three rounds")
     changed: dict[str, Callable[[Seen], float]] = {
-        "prompt": lambda seen: seen.prompt_tokens, "output": lambda seen: seen.output_tokens
-    }  # fmt: skip
+        "prompt": lambda seen: seen.prompt_tokens,
+        "output": lambda seen: seen.output_tokens,
+    }
     logs: dict[str, np.ndarray] = {}
     for name in ("prompt", "output", "load"):
         grown = [
@@ -157,9 +158,14 @@ def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
         return msgspec.structs.replace(unstreamed, elasticities=elasticities, seconds=seconds, late_s=late)
     verdict, why = _verdict(logs, rounds, loads)
     return Binding(
-        verdict=verdict, why=why, lever=LEVERS[verdict], elasticities=elasticities, shares=shares, seconds=seconds,
+        verdict=verdict,
+        why=why,
+        lever=LEVERS[verdict],
+        elasticities=elasticities,
+        shares=shares,
+        seconds=seconds,
         late_s=late,
-    )  # fmt: skip
+    )
 
 
 def _held_back(rounds: list[dict[str, Seen]]) -> str:

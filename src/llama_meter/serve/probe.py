@@ -88,9 +88,15 @@ async def _probe(ask: Ask, say: Say) -> Report:
         binds = await _in_time(phase.binding(web, ask, until), until + grace, phase.cannot(LATE))
     spent = time.monotonic() - begin
     return Report(
-        url=target.url, server=server, model=target.model, budget=ask.budget(), seconds=spent, right=judgement,
-        phase=binds, requests=target.allowance.asked if target.allowance else 0,
-    )  # fmt: skip
+        url=target.url,
+        server=server,
+        model=target.model,
+        budget=ask.budget(),
+        seconds=spent,
+        right=judgement,
+        phase=binds,
+        requests=target.allowance.asked if target.allowance else 0,
+    )
 
 
 async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Found) -> Found:

@@ -146,9 +146,16 @@ class _Serving:
             if leaving:
                 self._leave(leaving)
         return Served(
-            load=self.load, first=np.array(self.first), finish=np.array(self.finish), gaps=np.array(self.gaps),
-            weights=np.array(self.weights), busy=self.busy, calls=self.calls, read=self.read, written=self.written,
-        )  # fmt: skip
+            load=self.load,
+            first=np.array(self.first),
+            finish=np.array(self.finish),
+            gaps=np.array(self.gaps),
+            weights=np.array(self.weights),
+            busy=self.busy,
+            calls=self.calls,
+            read=self.read,
+            written=self.written,
+        )
 
     def _steps(self) -> None:
         """Decode until a request ends or the next one can be read, and nothing is left to decide."""

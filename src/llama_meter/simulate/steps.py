@@ -142,10 +142,16 @@ class StepModel:
         token = self.base[-1] / self.sizes[-1]
         sizes = (self.sizes[0], self.sizes[-1])
         return replace(
-            self, step=(self.step[-1],) * len(self.step), per_key=0.0, sizes=sizes, slope=(0.0, 0.0), moving=0.0,
-            base=(token * sizes[0], token * sizes[1]), factors=dict.fromkeys(self.factors, np.ones(1)),
+            self,
+            step=(self.step[-1],) * len(self.step),
+            per_key=0.0,
+            sizes=sizes,
+            slope=(0.0, 0.0),
+            moving=0.0,
+            base=(token * sizes[0], token * sizes[1]),
+            factors=dict.fromkeys(self.factors, np.ones(1)),
             waking=np.empty(0),
-        )  # fmt: skip
+        )
 
     @cached_property
     def content(self) -> bytes:
@@ -216,9 +222,17 @@ def fit(
         before=int(chunks.before.max()),
     )
     model = StepModel(
-        name, measured, tuple(np.interp(every, counts, [constants[n] for n in counts]).tolist()), per_key,
-        sizes, base, slope, {}, float(np.median(moving)) if len(moving) else 0.0, missing,
-    )  # fmt: skip
+        name,
+        measured,
+        tuple(np.interp(every, counts, [constants[n] for n in counts]).tolist()),
+        per_key,
+        sizes,
+        base,
+        slope,
+        {},
+        float(np.median(moving)) if len(moving) else 0.0,
+        missing,
+    )
     waking = _waking(model, woken) if woken else np.empty(0)
     return replace(model, factors=residuals(model, calls), waking=waking)
 

@@ -115,20 +115,31 @@ NAME = "architectures"  # of the build
 PLAIN = "plain"  # whole, and readable by older builds: without the generator's tokenizer and factors of tensors
 STATE_FIRST = "state first"  # as plain, but the first layer is recurrent, and the number of heads one for all layers
 SHAPES = {
-    "whole": {}, "three layers": {"ARCHS_LAYERS": "3"}, "four heads": {"ARCHS_HEADS": "4"}, PLAIN: {},
+    "whole": {},
+    "three layers": {"ARCHS_LAYERS": "3"},
+    "four heads": {"ARCHS_HEADS": "4"},
+    PLAIN: {},
     STATE_FIRST: {"ARCHS_STATE_FIRST": "1"},
-}  # fmt: skip
+}
 FACTORS = (".scale", ".input_scale")  # of a tensor, as NVFP4 has them; builds before they came refuse them
 ROTATION, BIASES = {"rope_freqs.weight"}, {"attn_q.bias", "attn_k.bias", "attn_v.bias"}
 TIED = {*BIASES, "output.weight"}
 OPTIONAL = {  # which of the generator's tensors released files lack; builds before they came refuse them
-    "falcon-h1": ROTATION, "granitehybrid": ROTATION, "jamba": BIASES, "kimi-linear": BIASES, "qwen35": BIASES,
-    "qwen35moe": BIASES, "qwen3next": BIASES, "lfm2": TIED, "lfm2moe": TIED,
-}  # fmt: skip
+    "falcon-h1": ROTATION,
+    "granitehybrid": ROTATION,
+    "jamba": BIASES,
+    "kimi-linear": BIASES,
+    "qwen35": BIASES,
+    "qwen35moe": BIASES,
+    "qwen3next": BIASES,
+    "lfm2": TIED,
+    "lfm2moe": TIED,
+}
 INTERVAL = ("qwen35", "qwen35moe", "qwen3next")  # whose attention layers older builds count: the second of two here
 OLDER = {  # for older builds: layers of every kind, since some abort where all have a window; Mamba heads as wide as
-    "plamo3": {"ARCHS_LAYERS": "8"}, "plamo2": {"ARCHS_SSM_HEADS": "4"},  # attention's, as in the released file
-}  # fmt: skip
+    "plamo3": {"ARCHS_LAYERS": "8"},
+    "plamo2": {"ARCHS_SSM_HEADS": "4"},  # attention's, as in the released file
+}
 LIMIT_S = 60.0
 
 

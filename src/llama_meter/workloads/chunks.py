@@ -30,9 +30,13 @@ def config(cell: Arrival) -> SessionConfig:
     """Session settings: room for the longest sequence in each, and a batch as long as the longest call."""
     longest = max(sum(n for _, n in call) for call in calls(cell))
     return sessions.config(
-        cell, max(lengths(cell).values()), n_seq_max=cell.n_seq + 1, n_batch=max(longest, cell.n_batch),
-        kv_unified=cell.kv_unified, swa_full=False,
-    )  # fmt: skip
+        cell,
+        max(lengths(cell).values()),
+        n_seq_max=cell.n_seq + 1,
+        n_batch=max(longest, cell.n_batch),
+        kv_unified=cell.kv_unified,
+        swa_full=False,
+    )
 
 
 def run(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured:

@@ -145,10 +145,15 @@ def run(cell: Relay, path: Path, stage: Callable[[str], None], *others: Path) ->
     checks["evaluated"] = counted == cell.n_seq * (cell.n_prompt + cell.n_gen - 1)
     loads = [loaded.load_s for loaded in ready]
     return Measured(
-        samples_ns=samples, warmup_ns=[sum(loaded.warmup_ns for loaded in ready)], load_ns=int(1e9 * sum(loads)),
-        n_evaluated=len(tokens) * counted, n_bytes=len(states[0]), checks=checks,
-        series={"resident": _resident(cell, ready), "load": loads}, valid=passed(checks),
-    )  # fmt: skip
+        samples_ns=samples,
+        warmup_ns=[sum(loaded.warmup_ns for loaded in ready)],
+        load_ns=int(1e9 * sum(loads)),
+        n_evaluated=len(tokens) * counted,
+        n_bytes=len(states[0]),
+        checks=checks,
+        series={"resident": _resident(cell, ready), "load": loads},
+        valid=passed(checks),
+    )
 
 
 def _resident(cell: Relay, ready: list[Loaded]) -> list[float]:

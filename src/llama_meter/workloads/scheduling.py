@@ -260,11 +260,13 @@ def _requests(cell: Traffic, served: Served, live: Live) -> list[Request]:
     load = served.load
     return [
         Request(
-            id=str(n), n_prompt=load.prompt[n], arrived_ns=int(load.arrives[n] * NS),
+            id=str(n),
+            n_prompt=load.prompt[n],
+            arrived_ns=int(load.arrives[n] * NS),
             token_ns=[int(served.first[n] * NS), *live.token_ns.get(n, [])],
         )
         for n in range(len(load))
-    ]  # fmt: skip
+    ]
 
 
 RUNS = {Traffic: run}

@@ -83,8 +83,11 @@ def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
     """Random tokens, (n, n_tokens) int32: a prompt per repetition, or per request the longest prompt with its
     answer."""
     rng = np.random.default_rng(cell.seed)
-    n, length = (cell.repetitions, cell.n_prompt) if isinstance(cell, Shipment) else (
-        cell.n_requests, cell.n_prompt + cell.n_gen)  # fmt: skip
+    n, length = (
+        (cell.repetitions, cell.n_prompt)
+        if isinstance(cell, Shipment)
+        else (cell.n_requests, cell.n_prompt + cell.n_gen)
+    )
     return rng.integers(FIRST_TOKEN, n_vocab, (n, length), dtype=np.int32)
 
 

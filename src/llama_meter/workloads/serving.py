@@ -69,9 +69,17 @@ def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
     """A server with the slots, lengths and threads of a cell, and the engine that this worker has."""
     folder = os.environ.get("LLAMA_CPP_LIB_PATH")
     return Setup(
-        kind, path, cell.n_seq, cell.n_prompt + cell.n_gen + ROOM, cell.n_threads, cell.n_batch, cell.n_ubatch,
-        cell.flash_attn, cell.n_gpu_layers, Path(folder) if folder else builds.installed_libraries(),
-    )  # fmt: skip
+        kind,
+        path,
+        cell.n_seq,
+        cell.n_prompt + cell.n_gen + ROOM,
+        cell.n_threads,
+        cell.n_batch,
+        cell.n_ubatch,
+        cell.flash_attn,
+        cell.n_gpu_layers,
+        Path(folder) if folder else builds.installed_libraries(),
+    )
 
 
 def resident(running: Server, done: Done) -> int:

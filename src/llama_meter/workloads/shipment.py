@@ -114,9 +114,14 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
         "one_size": len(set(sizes)) == 1,
     }
     return Measured(
-        samples_ns=list(samples), warmup_ns=[receiver.warmup_ns], load_ns=receiver.load_ns,
-        n_evaluated=cell.repetitions * cell.n_gen, n_bytes=sizes[0], checks=checks, valid=passed(checks),
-    )  # fmt: skip
+        samples_ns=list(samples),
+        warmup_ns=[receiver.warmup_ns],
+        load_ns=receiver.load_ns,
+        n_evaluated=cell.repetitions * cell.n_gen,
+        n_bytes=sizes[0],
+        checks=checks,
+        valid=passed(checks),
+    )
 
 
 def _shipped(

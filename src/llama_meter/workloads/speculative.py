@@ -177,9 +177,14 @@ def _call(session: Session, loop: Loop, n: int) -> float:
 
 
 def _measured(
-    cell: Speculate, loops: list[Loop], shaped: list[tuple[float, float]], alone: dict[str, list[float]],
-    warmup: list[int], load_ns: int, counted: int,
-) -> Measured:  # fmt: skip
+    cell: Speculate,
+    loops: list[Loop],
+    shaped: list[tuple[float, float]],
+    alone: dict[str, list[float]],
+    warmup: list[int],
+    load_ns: int,
+    counted: int,
+) -> Measured:
     error = max(loop.error for loop in loops)
     rounds = [times for loop in loops for times in loop.rounds]
     series = {term: [float(times[term]) for times in rounds] for term in TERMS}

@@ -29,8 +29,22 @@ PACKED, PLAIN, BLAS, ACCELERATE = "packed", "plain", "blas", "accelerate"
 STEADY = 1.1  # a reading whose median is more than this many times its shortest counts by its median
 READ, MATMUL = "read", "matmul"
 NS = 1e9
-COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
-           "n_flops", "weights", "best", "usual"]  # fmt: skip
+COLUMNS = [
+    "machine",
+    "n_threads",
+    "n_gpu_layers",
+    "ceiling",
+    "dtype",
+    "layout",
+    "columns",
+    "many",
+    "block",
+    "n_bytes",
+    "n_flops",
+    "weights",
+    "best",
+    "usual",
+]
 SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
 Name = TypeVar("Name")  # of a file
 

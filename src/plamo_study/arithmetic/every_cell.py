@@ -22,10 +22,43 @@ from plamo_study.read.usable import usable
 
 Facts = Mapping[str, Mapping[str, Any]]
 TIMED = ("prefill", "decode", "depth", "naive")
-KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "depth", "n_ctx", "n_gen", "n_seq",
-       "policy", "n_threads", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "ladder"]  # fmt: skip
-NUMBERS = ["tokens", "depth", "n_seq", "n_threads", "flops", "bytes", "intensity", "compute", "read", "low", "high",
-           "miss", "miss_usual", "share"]  # fmt: skip
+KEY = [
+    "machine",
+    "build",
+    "engine",
+    "model",
+    "dtype",
+    "workload",
+    "n_prompt",
+    "depth",
+    "n_ctx",
+    "n_gen",
+    "n_seq",
+    "policy",
+    "n_threads",
+    "n_ubatch",
+    "type_k",
+    "type_v",
+    "flash_attn",
+    "n_gpu_layers",
+    "ladder",
+]
+NUMBERS = [
+    "tokens",
+    "depth",
+    "n_seq",
+    "n_threads",
+    "flops",
+    "bytes",
+    "intensity",
+    "compute",
+    "read",
+    "low",
+    "high",
+    "miss",
+    "miss_usual",
+    "share",
+]
 CELL_COLUMNS = [
     *KEY,
     "n",

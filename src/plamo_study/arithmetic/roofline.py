@@ -12,8 +12,17 @@ from typing import Any
 from llama_meter.limits import SCAN_FLOPS
 
 Model = dict[str, Any]
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
-            "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
+KV_BYTES = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}
 STATE_BYTES = 4  # llama.cpp keeps recurrent and convolution state in F32
 NO_MATMUL = {"token_embd", "output", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias"}
 PRODUCTS = ("weights of the blocks", "output head")  # the parts that are matrix products
@@ -153,9 +162,12 @@ def parts(
         Part("keys and values read", 4 * shape["heads"] * shape["head_dim"] * n_seq * pairs, n_seq * per_key * read),
         Part("keys and values written", 0, total * per_key * (sliding + full)),
         Part("scan state", scan * total, 2 * n_seq * pieces * scan_state_bytes(model)),
-        Part("convolution state", 2 * mamba * _d_inner(model) * shape["d_conv"] * total,
-             2 * n_seq * pieces * conv_state_bytes(model)),
-    ]  # fmt: skip
+        Part(
+            "convolution state",
+            2 * mamba * _d_inner(model) * shape["d_conv"] * total,
+            2 * n_seq * pieces * conv_state_bytes(model),
+        ),
+    ]
 
 
 def work(account: list[Part]) -> tuple[float, float]:

@@ -177,9 +177,16 @@ def measure(
     builds = [engines.resolve(build) for build in engines.named(beside or [])]
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
         summary = report.measure(
-            name, scale, report.place(reference), asked, announces=not scheduler, retry_failed=retry_failed,
-            beside=builds, minutes=minutes, elsewhere=elsewhere,
-        )  # fmt: skip
+            name,
+            scale,
+            report.place(reference),
+            asked,
+            announces=not scheduler,
+            retry_failed=retry_failed,
+            beside=builds,
+            minutes=minutes,
+            elsewhere=elsewhere,
+        )
     raise typer.Exit(0 if summary.well else 1)
 
 

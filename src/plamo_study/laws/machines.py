@@ -80,12 +80,17 @@ def hosts() -> pd.DataFrame:
         ]
         rates = [rate for threads, rate in read if threads == max(read)[0]]
         days = sorted({row.started[:10] for row in own})
-        entries.append({
-            "host": letter, "chip": f"{processors.processor(facts[name])}, {processors.cores(facts[name])}",
-            "gpu": ", ".join(gpu["chip"] for gpu in facts[name].get("gpus", ())),
-            "cache": facts[name].get("last_level_cache_bytes", np.nan), "read": np.median(rates) if rates else np.nan,
-            "days": f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0], "rows": len(own),
-        })  # fmt: skip
+        entries.append(
+            {
+                "host": letter,
+                "chip": f"{processors.processor(facts[name])}, {processors.cores(facts[name])}",
+                "gpu": ", ".join(gpu["chip"] for gpu in facts[name].get("gpus", ())),
+                "cache": facts[name].get("last_level_cache_bytes", np.nan),
+                "read": np.median(rates) if rates else np.nan,
+                "days": f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0],
+                "rows": len(own),
+            }
+        )
     return pd.DataFrame(entries)
 
 

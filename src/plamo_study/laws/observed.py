@@ -89,9 +89,11 @@ def moves(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per move of a sequence to another slot: `model`, `per_second` of the load, and `seconds`."""
     used = usable(rows)
     return events(
-        used[used["workload"] == "traffic"], ("model", "per_second"),
-        lambda row: ({"seconds": seconds} for seconds in row.series.get("moves", ())), "seconds",
-    )  # fmt: skip
+        used[used["workload"] == "traffic"],
+        ("model", "per_second"),
+        lambda row: ({"seconds": seconds} for seconds in row.series.get("moves", ())),
+        "seconds",
+    )
 
 
 Call = tuple[int, int, int, int, float]

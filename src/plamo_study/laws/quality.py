@@ -20,8 +20,18 @@ NAN = float("nan")
 UNKNOWN = Estimate(NAN, NAN, NAN, 0)
 FAR = 0.99  # the quantile of the tokens' KL divergence that is told
 DISTANCES = ("kld", "same_top", "rms_dp", "kld_99")
-COLUMNS = ["model", "text", "file", "file_bytes", "valid", "not_finite", "perplexity", "bits_per_byte", *DISTANCES,
-           "loops"]  # fmt: skip
+COLUMNS = [
+    "model",
+    "text",
+    "file",
+    "file_bytes",
+    "valid",
+    "not_finite",
+    "perplexity",
+    "bits_per_byte",
+    *DISTANCES,
+    "loops",
+]
 PAIRED = ["model", "a", "b", "kld_saved", "share", "p"]
 
 
@@ -136,8 +146,13 @@ def _exp(value: float) -> float:
 
 
 USUAL = "as usual"
-VARIED = {"n_ctx": "{:,} tokens read", "n_gen": "{:,} tokens written", "dtype": "reference in {}", "text": "{}",
-          "type_k": "keys and values in {}"}  # fmt: skip
+VARIED = {
+    "n_ctx": "{:,} tokens read",
+    "n_gen": "{:,} tokens written",
+    "dtype": "reference in {}",
+    "text": "{}",
+    "type_k": "keys and values in {}",
+}
 SUMS = ["kld", "nll", "near", "far", "same_first"]
 HANDED = ["model", "case", "n_ctx", "n_gen", "exact", "read", "write", "text", "tokens", "whole", *SUMS]
 

@@ -9,20 +9,44 @@ from llama_meter.workloads import architectures
 from llama_meter.workloads.architectures import QUESTIONS
 
 RECURRENT = (  # every one that the generator of the locked engine writes
-    "bailingmoe3-moe", "falcon-h1-dense", "glm5-next-moe", "granitehybrid-dense", "jamba-dense", "kimi-k3-moe",
-    "kimi-linear-moe", "lfm2-dense", "lfm2moe-moe", "mamba-dense", "mamba2-dense", "minimax-01-moe", "nemotron_h-dense",
-    "nemotron_h_moe-dense", "plamo2-dense", "qwen35-dense", "qwen35moe-moe", "qwen3next-moe", "qwen4exp-moe",
+    "bailingmoe3-moe",
+    "falcon-h1-dense",
+    "glm5-next-moe",
+    "granitehybrid-dense",
+    "jamba-dense",
+    "kimi-k3-moe",
+    "kimi-linear-moe",
+    "lfm2-dense",
+    "lfm2moe-moe",
+    "mamba-dense",
+    "mamba2-dense",
+    "minimax-01-moe",
+    "nemotron_h-dense",
+    "nemotron_h_moe-dense",
+    "plamo2-dense",
+    "qwen35-dense",
+    "qwen35moe-moe",
+    "qwen3next-moe",
+    "qwen4exp-moe",
     "rwkv6-dense",
-)  # fmt: skip
+)
 ONE_KIND = ("falcon-h1-dense", "mamba-dense", "mamba2-dense", "rwkv6-dense")  # of layer, in all their layers
 FOUR = ("falcon", "granite", "jamba", "lfm2", "mamba", "minimax", "nemotron", "plamo2")
 CONTROLS = ("llama-dense", "llama-moe", "plamo3-dense")  # attention alone
 UNWRITTEN = ("rwkv6qwen2-dense", "rwkv7-dense", "arwkv7-dense")  # asked too: the row says why there is no file
 OTHER_TYPES = ("F16", "Q8_0")  # of all weights
 KEEP = (  # those that keep states in the engine as released; our build `rollback` adds PLaMo 2
-    "bailingmoe3-moe", "glm5-next-moe", "kimi-k3-moe", "lfm2-dense", "lfm2moe-moe", "nemotron_h-dense",
-    "nemotron_h_moe-dense", "qwen35-dense", "qwen35moe-moe", "qwen4exp-moe",
-)  # fmt: skip
+    "bailingmoe3-moe",
+    "glm5-next-moe",
+    "kimi-k3-moe",
+    "lfm2-dense",
+    "lfm2moe-moe",
+    "nemotron_h-dense",
+    "nemotron_h_moe-dense",
+    "qwen35-dense",
+    "qwen35moe-moe",
+    "qwen4exp-moe",
+)
 LONGER = 32  # columns from which BLAS is handed a product
 FIRST = ("unequal", "late", "copied", "kept", "moved")  # in their order: a software GPU is slow
 SOFTWARE_LIMIT_S = 1800.0  # there, the first process to meet a kernel compiles it: minutes
@@ -54,9 +78,20 @@ def hybrids(scale: str, gpu: bool = False) -> Plan:
     cells = (*asked, *others)
     mended = tuple(cell for cell in cells if isinstance(cell, Hybrid) and _is_mended(cell))
     return Plan(
-        "04-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], compared=mended, needed=len(asked),
-        workload="llama_meter.workloads.hybrids", program=architectures.NAME, grows=False,
-    )  # fmt: skip
+        "04-hybrids",
+        "mini",
+        cells,
+        (),
+        None,
+        1,
+        0,
+        TIME_LIMIT_S["mini"],
+        compared=mended,
+        needed=len(asked),
+        workload="llama_meter.workloads.hybrids",
+        program=architectures.NAME,
+        grows=False,
+    )
 
 
 def elsewhere(scale: str, gpu: bool = False) -> Plan:

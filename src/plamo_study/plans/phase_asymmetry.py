@@ -39,10 +39,13 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
         for file in files
         for cell in (
             *(on_file(change(base, n_prompt=n, repetitions=times), file) for n, times in often.items()),
-            *(on_file(change(steps, depth=depth, n_gen=n), file)
-              for depth in sweep.n_depth or (DEPTH,) for n in sweep.n_gen or (ANSWER,)),
+            *(
+                on_file(change(steps, depth=depth, n_gen=n), file)
+                for depth in sweep.n_depth or (DEPTH,)
+                for n in sweep.n_gen or (ANSWER,)
+            ),
         )
-    ]  # fmt: skip
+    ]
     if sweep.files and not (sweep.n_prompt or sweep.n_gen):  # our own choice gives way to a short context
         asked = [cell for cell in asked if fits(cell)]
     limits = limits_of(files, scale, sweep, gpu, threads)

@@ -67,9 +67,13 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     planned = with_gates("07-scheduling", own, cells, exact_cache=False)
     needed = sum(rank <= (own == "shape") for rank in ranked.values())
     return replace(
-        planned, needed=needed, blocks=BLOCKS[own], extra_blocks=1, time_limit_s=PATIENCE * planned.time_limit_s,
+        planned,
+        needed=needed,
+        blocks=BLOCKS[own],
+        extra_blocks=1,
+        time_limit_s=PATIENCE * planned.time_limit_s,
         workload="llama_meter.workloads.scheduling",
-    )  # fmt: skip
+    )
 
 
 def loads_of(file: File, sweep: Sweep) -> tuple[float, ...]:

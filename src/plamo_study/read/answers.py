@@ -37,6 +37,10 @@ def _answer(request: Request, token: int, gap: float) -> dict[str, Any]:
     if parts:
         answer = "near-tie" if near_tie(gap) else "changed"
     return {
-        "answer": answer, "parts": token, "gap": gap, "begun": bool(request.token_ns), "failure": request.failure,
+        "answer": answer,
+        "parts": token,
+        "gap": gap,
+        "begun": bool(request.token_ns),
+        "failure": request.failure,
         "reached": not request.failure.startswith("ConnectError"),
-    }  # fmt: skip
+    }

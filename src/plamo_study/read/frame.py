@@ -18,9 +18,32 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("before", "timed", "whole")]
-ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "system", "status", "started",
-              "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
-              "splits", "buffer_bytes", "flash_attention", "checks", "series", "requests"]  # fmt: skip
+ROW_FIELDS = [
+    "key",
+    "replicate",
+    "block",
+    "order",
+    "anchor",
+    "engine",
+    "machine",
+    "system",
+    "status",
+    "started",
+    "elapsed_ns",
+    "prefill_ns",
+    "load_ns",
+    "n_evaluated",
+    "n_bytes",
+    "n_flops",
+    "samples_ns",
+    "warmup_ns",
+    "splits",
+    "buffer_bytes",
+    "flash_attention",
+    "checks",
+    "series",
+    "requests",
+]
 TEXTS = [name for name in ORDER if isinstance(columns(Depth())[name], str)]
 PAUSE_S = 1800.0  # without a row: after such a pause a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window

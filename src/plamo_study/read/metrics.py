@@ -183,9 +183,12 @@ def _served(row: Mapping[str, Any]) -> dict[str, float]:
     arrived, tokens = stamps(row["requests"], NS)  # in seconds, as a simulation counts
     waits, load = gaps(tokens), load_of(SimpleNamespace(**row))
     metrics = figures(
-        first_tokens(arrived, tokens), mean_gaps(tokens), (waits, np.ones(len(waits))),
-        throughput(arrived, tokens), load,
-    )  # fmt: skip
+        first_tokens(arrived, tokens),
+        mean_gaps(tokens),
+        (waits, np.ones(len(waits))),
+        throughput(arrived, tokens),
+        load,
+    )
     has_calls = row["rule"] not in (SPLIT, SERVER)
     return metrics | ({"busy": sum(row["samples_ns"][0]) / NS / span(arrived, tokens)} if has_calls else {})
 
@@ -260,9 +263,13 @@ def arrival(row: Mapping[str, Any]) -> Iterator[Measured]:
 def cell_of(row: Mapping[str, Any]) -> Arrival:
     """The cell of a row, as far as its calls depend on it."""
     return Arrival(
-        depth=int(row["depth"]), n_gen=int(row["n_gen"]), n_seq=int(row["n_seq"]),
-        n_arriving=int(row["n_arriving"]), n_chunk=int(row["n_chunk"]), way=row["way"],
-    )  # fmt: skip
+        depth=int(row["depth"]),
+        n_gen=int(row["n_gen"]),
+        n_seq=int(row["n_seq"]),
+        n_arriving=int(row["n_arriving"]),
+        n_chunk=int(row["n_chunk"]),
+        way=row["way"],
+    )
 
 
 def _full_calls(cell: Arrival, times: list[float]) -> list[float]:
@@ -325,6 +332,10 @@ def percentiles(ttft: np.ndarray, waits: tuple[np.ndarray, np.ndarray]) -> dict[
 
 # By kind of work: what a row holds in place of its times in one piece, and what it holds besides.
 INSTEAD: Mapping[str, Quantities] = {
-    "traffic": traffic, "shipment": shipment, "service": service, "replicas": replicas, "relay": relay,
-}  # fmt: skip
+    "traffic": traffic,
+    "shipment": shipment,
+    "service": service,
+    "replicas": replicas,
+    "relay": relay,
+}
 BESIDE: Mapping[str, Quantities] = {"arrival": arrival, "serving": serving}

@@ -18,10 +18,19 @@ ZEN = {"23": "Zen or Zen 2", "25": "Zen 3 or 4", "26": "Zen 5"}
 AVX512, AVX_VNNI = "AVX512 = 1", "AVX_VNNI = 1"  # as listed in an engine's fact
 APART, SHORT = "apart", 8  # of a fact: what distinguishes a machine from another of its name; digits of an id
 HOSTS = {  # the machines of the recorded rows, by the id of their fact: one letter each, on every page
-    "dbd2b3acfeaa796f": "A", "6d97ed74d70f8581": "B", "19415f43ff8f8a41": "C", "9a6c13f808f78652": "D",
-    "d49900bc784c2342": "E", "cdff279d98980b96": "F", "7420e18a91a314eb": "G", "079700e8bb55e7cf": "H",
-    "735ee00ca0d48b34": "I", "d96de5fd22bdafd9": "J", "c631b263a85ab711": "K", "87bff510c720e24b": "L",
-}  # fmt: skip
+    "dbd2b3acfeaa796f": "A",
+    "6d97ed74d70f8581": "B",
+    "19415f43ff8f8a41": "C",
+    "9a6c13f808f78652": "D",
+    "d49900bc784c2342": "E",
+    "cdff279d98980b96": "F",
+    "7420e18a91a314eb": "G",
+    "079700e8bb55e7cf": "H",
+    "735ee00ca0d48b34": "I",
+    "d96de5fd22bdafd9": "J",
+    "c631b263a85ab711": "K",
+    "87bff510c720e24b": "L",
+}
 USED = {  # instructions of engines that computed correctly on recorded machines; a test checks them against the rows
     "6d97ed74d70f8581": {AVX512},
     "cdff279d98980b96": {AVX512},

@@ -36,9 +36,18 @@ MANY = 9  # points from which a description names only the ends
 
 
 def lines(
-    data: pd.DataFrame, x: str, title: str, y: str = "value", color: str = "model", x_title: str = "",
-    y_title: str = "", log: str = "", values: list[float] | None = None, subtitle: str = "", zero: bool = True,
-) -> alt.LayerChart:  # fmt: skip
+    data: pd.DataFrame,
+    x: str,
+    title: str,
+    y: str = "value",
+    color: str = "model",
+    x_title: str = "",
+    y_title: str = "",
+    log: str = "",
+    values: list[float] | None = None,
+    subtitle: str = "",
+    zero: bool = True,
+) -> alt.LayerChart:
     """A line with points and whiskers for each `color`; `log`: "x", "y" or "xy"; `values`: ticks of x."""
     data = _whole(data, y)
     ticks = values or sorted(set(data[x]))
@@ -71,9 +80,18 @@ def over(*below: Any) -> alt.LayerChart:
 
 
 def dots(
-    data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "", log: str = "",
-    subtitle: str = "", zero: bool = False, at: float | None = None, apart: bool = False,
-) -> alt.LayerChart:  # fmt: skip
+    data: pd.DataFrame,
+    y: str,
+    title: str,
+    x: str = "value",
+    color: str = "model",
+    x_title: str = "",
+    log: str = "",
+    subtitle: str = "",
+    zero: bool = False,
+    at: float | None = None,
+    apart: bool = False,
+) -> alt.LayerChart:
     """A point with its whisker for each category of `y`; `at`: a dashed line, such as 1 for "no difference".
 
     `apart`: points of one category are offset vertically by `color`.
@@ -91,9 +109,15 @@ def dots(
 
 
 def bars(
-    data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "",
-    subtitle: str = "", labels: str = ".3~g",
-) -> alt.LayerChart:  # fmt: skip
+    data: pd.DataFrame,
+    y: str,
+    title: str,
+    x: str = "value",
+    color: str = "model",
+    x_title: str = "",
+    subtitle: str = "",
+    labels: str = ".3~g",
+) -> alt.LayerChart:
     """Horizontal bars with their number at the end, with whiskers where there is an interval."""
     data = _whole(data, x)
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x))
@@ -111,19 +135,33 @@ def bars(
 
 
 def stacked(
-    data: pd.DataFrame, y: str, title: str, colors: dict[str, str], x: str = "value", color: str = "what",
-    x_title: str = "", y_title: str = "", row: str = "", subtitle: str = "",
-) -> Chart:  # fmt: skip
+    data: pd.DataFrame,
+    y: str,
+    title: str,
+    colors: dict[str, str],
+    x: str = "value",
+    color: str = "what",
+    x_title: str = "",
+    y_title: str = "",
+    row: str = "",
+    subtitle: str = "",
+) -> Chart:
     """Shares of a whole, one bar per `y`, in the order of `colors`; `row`: one panel per value."""
     data = _plain(data)
     data = data.assign(place=data[color].map(list(colors).index))
-    chart: Chart = alt.Chart(data).mark_bar().encode(
-        x=alt.X(f"{x}:Q", title=x_title or label(x), stack="normalize"),
-        y=alt.Y(f"{y}:O", title=y_title or label(y)),
-        color=alt.Color(f"{color}:N", title=None, scale=alt.Scale(domain=list(colors), range=list(colors.values()))),
-        order="place:Q",
-        tooltip=[f"{y}:O", f"{color}:N", f"{x}:Q"],
-    )  # fmt: skip
+    chart: Chart = (
+        alt.Chart(data)
+        .mark_bar()
+        .encode(
+            x=alt.X(f"{x}:Q", title=x_title or label(x), stack="normalize"),
+            y=alt.Y(f"{y}:O", title=y_title or label(y)),
+            color=alt.Color(
+                f"{color}:N", title=None, scale=alt.Scale(domain=list(colors), range=list(colors.values()))
+            ),
+            order="place:Q",
+            tooltip=[f"{y}:O", f"{color}:N", f"{x}:Q"],
+        )
+    )
     if row:
         header = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")  # long names would overlap
         chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None, header=header))
@@ -134,9 +172,17 @@ def stacked(
 
 
 def bands(
-    data: pd.DataFrame, y: str, title: str, low: str = "least", high: str = "most", x: str = "value",
-    color: str = "model", x_title: str = "", log: str = "x", subtitle: str = "",
-) -> alt.LayerChart:  # fmt: skip
+    data: pd.DataFrame,
+    y: str,
+    title: str,
+    low: str = "least",
+    high: str = "most",
+    x: str = "value",
+    color: str = "model",
+    x_title: str = "",
+    log: str = "x",
+    subtitle: str = "",
+) -> alt.LayerChart:
     """The prediction as a bar from `low` to `high`, and the measurement as a point with its whisker."""
     data = _whole(data, x)
     base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
@@ -149,41 +195,71 @@ def bands(
 
 
 def heat(
-    data: pd.DataFrame, x: str, y: str, title: str, color: str = "value", x_title: str = "", y_title: str = "",
-    subtitle: str = "", colors: dict[str, str] | None = None,
-) -> alt.Chart:  # fmt: skip
+    data: pd.DataFrame,
+    x: str,
+    y: str,
+    title: str,
+    color: str = "value",
+    x_title: str = "",
+    y_title: str = "",
+    subtitle: str = "",
+    colors: dict[str, str] | None = None,
+) -> alt.Chart:
     """A field for each pair of `x` and `y`, filled by `color`: a number, or one of the `colors` given by name."""
     data = _plain(data)
     kind = "N" if colors else "Q"
     scale = alt.Scale(domain=list(colors), range=list(colors.values())) if colors else alt.Undefined
-    chart = alt.Chart(data).mark_rect(stroke="white").encode(
-        x=alt.X(f"{x}:O", title=x_title or label(x)),
-        y=alt.Y(f"{y}:O", title=y_title or label(y)),
-        color=alt.Color(f"{color}:{kind}", title=None if colors else label(color), scale=scale),
-        tooltip=[f"{x}:O", f"{y}:O", f"{color}:{kind}"],
-    )  # fmt: skip
+    chart = (
+        alt.Chart(data)
+        .mark_rect(stroke="white")
+        .encode(
+            x=alt.X(f"{x}:O", title=x_title or label(x)),
+            y=alt.Y(f"{y}:O", title=y_title or label(y)),
+            color=alt.Color(f"{color}:{kind}", title=None if colors else label(color), scale=scale),
+            tooltip=[f"{x}:O", f"{y}:O", f"{color}:{kind}"],
+        )
+    )
     counted = [f"{n} {name}" for name, n in data[color].value_counts().items()]
     said = ", ".join(counted) if colors else f"{len(data)} fields"
     return _titled(chart, title, subtitle, said)
 
 
 def spans(
-    data: pd.DataFrame, y: str, title: str, begin: str = "begin", end: str = "end", color: str = "what",
-    x_title: str = "", subtitle: str = "",
-) -> alt.Chart:  # fmt: skip
+    data: pd.DataFrame,
+    y: str,
+    title: str,
+    begin: str = "begin",
+    end: str = "end",
+    color: str = "what",
+    x_title: str = "",
+    subtitle: str = "",
+) -> alt.Chart:
     """A timeline: bars from `begin` to `end` in the row of `y`."""
     data = _plain(data)
-    chart = alt.Chart(data).mark_bar().encode(
-        x=alt.X(f"{begin}:Q", title=x_title or label(begin)), x2=end, y=alt.Y(f"{y}:N", title=None, sort=None),
-        color=_color(data, color), tooltip=[f"{y}:N", f"{color}:N", f"{begin}:Q", f"{end}:Q"],
-    )  # fmt: skip
+    chart = (
+        alt.Chart(data)
+        .mark_bar()
+        .encode(
+            x=alt.X(f"{begin}:Q", title=x_title or label(begin)),
+            x2=end,
+            y=alt.Y(f"{y}:N", title=None, sort=None),
+            color=_color(data, color),
+            tooltip=[f"{y}:N", f"{color}:N", f"{begin}:Q", f"{end}:Q"],
+        )
+    )
     return _titled(chart, title, subtitle, f"{len(data)} spans on {data[y].nunique()} lines")
 
 
 def curves(
-    data: pd.DataFrame, x: str, y: str, title: str, color: str = "model", x_title: str = "", y_title: str = "",
+    data: pd.DataFrame,
+    x: str,
+    y: str,
+    title: str,
+    color: str = "model",
+    x_title: str = "",
+    y_title: str = "",
     log: str = "",
-) -> alt.Chart:  # fmt: skip
+) -> alt.Chart:
     """Lines without points, such as laws or limits, to place under measured points with `over`."""
     data = _plain(data)
     line = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.8)

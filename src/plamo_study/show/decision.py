@@ -145,8 +145,9 @@ def losses(facts: Mapping[str, Model]) -> dict[str, float]:
         (row.model.rstrip("*"), row.file): 0.0 if row.file == "F16" else 1e3 * row.kld.value
         for row in table.itertuples()
     }
-    return {file: known.get((fact.get("like", fact["name"]), fact["dtype"]), float("nan"))
-            for file, fact in facts.items()}  # fmt: skip
+    return {
+        file: known.get((fact.get("like", fact["name"]), fact["dtype"]), float("nan")) for file, fact in facts.items()
+    }
 
 
 def ranked(whole: pd.DataFrame, loss: Mapping[str, float]) -> pd.DataFrame:
@@ -280,8 +281,11 @@ def sure(files: pd.DataFrame, best: Any, n: int = 1, gain: Estimate | None = Non
         return f"not yet: {'; '.join(out)}. Run the same command again when the machine is idle."
     alike = [kind for kind in files.dtype[files.kind.isin(["least", "alike"])] if kind != best.dtype]
     said = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if alike else []
-    said += [f"{row.dtype} takes {figure({'estimate': row.over})} times as long as {files.dtype[0]}"
-             for row in files.itertuples() if row.kind in ("longer", "alike")]  # fmt: skip
+    said += [
+        f"{row.dtype} takes {figure({'estimate': row.over})} times as long as {files.dtype[0]}"
+        for row in files.itertuples()
+        if row.kind in ("longer", "alike")
+    ]
     said += [f"{n} at once do {figure({'estimate': gain})} times the requests in the same time"] if gain else []
     said += ["one type was measured; give files of several to compare them"] if len(files) == 1 else []
     return "; ".join(said + out) + "."
@@ -362,8 +366,12 @@ class Decision:
         prompts = self.timed.prompts
         lengths = prompts.groupby("file").n_prompt.agg(lambda n: 512 if (n == 512).any() else n.max())
         reads = prompts[prompts.n_prompt == prompts.file.map(lengths)]
-        return pd.concat([reads.assign(phase="reading", value=reads.value / reads.n_prompt),
-                          self.timed.alone.assign(phase="writing")])  # fmt: skip
+        return pd.concat(
+            [
+                reads.assign(phase="reading", value=reads.value / reads.n_prompt),
+                self.timed.alone.assign(phase="writing"),
+            ]
+        )
 
     @cached_property
     def rate(self) -> pd.DataFrame:
@@ -398,10 +406,16 @@ class Decision:
         longest = self.both[(self.both.file == file) & (self.both.phase == "reading")].n_prompt.max()
         gain = next(iter(own.estimate[own.n_seq == n]), None)
         return Plan(
-            model, file, n, "" if best is None else command(path_of(fact), n, room, row, self.gpu), f"{said}.",
-            warning(arch, self.shared[arch], self.release), context(fact, n, request, row, longest),
-            sure(files, best, n, gain), best is None and "disturbed" in set(files.kind),
-        )  # fmt: skip
+            model,
+            file,
+            n,
+            "" if best is None else command(path_of(fact), n, room, row, self.gpu),
+            f"{said}.",
+            warning(arch, self.shared[arch], self.release),
+            context(fact, n, request, row, longest),
+            sure(files, best, n, gain),
+            best is None and "disturbed" in set(files.kind),
+        )
 
 
 def path_of(fact: Model) -> str:

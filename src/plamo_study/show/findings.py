@@ -64,9 +64,13 @@ def number(value: float) -> str:
 
 
 def question(
-    sentence: str, data: pd.DataFrame, above: float | None = None, below: float | None = None,
-    between: tuple[float, float] | None = None, why: str = "",
-) -> list[Line]:  # fmt: skip
+    sentence: str,
+    data: pd.DataFrame,
+    above: float | None = None,
+    below: float | None = None,
+    between: tuple[float, float] | None = None,
+    why: str = "",
+) -> list[Line]:
     """A question about each line of `data`, as `estimate` and `compare` return it; one threshold.
 
     `why`: why the threshold is this one. Raises StudyError unless there is exactly one threshold.
@@ -93,15 +97,27 @@ class Questions(Table):
     def __init__(self, lines: list[Line]):
         family = estimates.family(lines).to_dict("records") if lines else []
         self.lines = [
-            {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"], "why": why,
-             "verdict": ANSWERS[line["verdict"]]}
+            {
+                "claim": line["claim"],
+                "of": line["model"],
+                "figure": figure(line),
+                "needed": line["wanted"],
+                "why": why,
+                "verdict": ANSWERS[line["verdict"]],
+            }
             for line, why in zip(family, [line["why"] for line in lines], strict=True)
-        ]  # fmt: skip
+        ]
         whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
         shown = [
-            {"question": line["claim"], "of": line["of"], "measured": line["figure"], "asked": why,
-             "answer": line["verdict"]} for line, why in zip(self.lines, whys, strict=True)
-        ]  # fmt: skip
+            {
+                "question": line["claim"],
+                "of": line["of"],
+                "measured": line["figure"],
+                "asked": why,
+                "answer": line["verdict"],
+            }
+            for line, why in zip(self.lines, whys, strict=True)
+        ]
         super().__init__(pd.DataFrame(shown or [{"": "Nothing that a question is about was measured here."}]))
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:

@@ -14,8 +14,14 @@ Numbers = Sequence[float] | np.ndarray
 POWER = 0.8
 NAN = float("nan")
 SUM_LEVELS = (  # least number of chunks, and an interval's lowest coverage under the noise of stats/coverage.py
-    (32, 0.95), (24, 0.90), (20, 0.85), (16, 0.80), (12, 0.70), (8, 0.60), (3, 0.55),
-)  # fmt: skip
+    (32, 0.95),
+    (24, 0.90),
+    (20, 0.85),
+    (16, 0.80),
+    (12, 0.70),
+    (8, 0.60),
+    (3, 0.55),
+)
 
 
 def ratio_of_sums(numerators: Numbers, denominators: Numbers, among: int = 1) -> Estimate:

@@ -25,8 +25,9 @@ def events(
     """One line per event of each row: the row's columns `carried`, then `names`, which `of_row` gives of its events."""
     lines = [
         [*(getattr(row, name) for name in carried), *(event[name] for name in names)]
-        for row in rows.itertuples() for event in of_row(row)
-    ]  # fmt: skip
+        for row in rows.itertuples()
+        for event in of_row(row)
+    ]
     return pd.DataFrame(lines, columns=[*carried, *names])
 
 
