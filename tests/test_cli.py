@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def root(tmp_path_factory):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(paths.ROOT / name)
+    shutil.copytree(paths.MEASURED / "reference", folder / "data/measured/reference")
     return folder
 
 
