@@ -1,6 +1,8 @@
 """The house: two packages, and the rules that keep one route from a row to a number."""
 
 import ast
+import json
+import re
 import subprocess
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
@@ -8,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
 from llama_meter import children, journal, paths
 from llama_meter.rows import row_key
+from plamo_study.cli import main
 
 SOURCES = paths.ROOT / "src"
 METER, STUDY = "llama_meter", "plamo_study"
@@ -116,3 +120,42 @@ def test_recorded_rows_are_read_without_engine_oracle_worker_and_files():
     upper = ("engine.", "oracle.", "measure.worker", "measure.runner", "models.check", "models.given")
     assert "plamo_study.read.frame" in loaded
     assert not [name for name in loaded if name.startswith(tuple(f"llama_meter.{each}" for each in upper))]
+
+
+def test_nothing_is_larger_than_its_ceiling():
+    table = (paths.ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-zA-Z ]+) \| ([\d,]+) \|", table, re.MULTILINE)
+    ceilings = {what: int(most.replace(",", "")) for what, most in rows}
+    lines = {
+        room: [
+            path.read_text(encoding="utf-8").count("\n")
+            for path in (paths.ROOT / room).rglob("*.*")
+            if path.suffix in (".py", ".cmake")
+        ]
+        for room in ("src", "tests", "tools")
+    }
+    notebooks = [json.loads(path.read_text(encoding="utf-8"))["cells"] for path in paths.NOTEBOOKS.glob("*.ipynb")]
+    code = [cell["source"] for cells in notebooks for cell in cells if cell["cell_type"] == "code"]
+    leaves = [*commands(typer.main.get_command(main.app))]
+    options = [each for command in leaves for each in command.params if type(each).__name__.endswith("Option")]
+    kept = [path for place in ("reference", "others") for path in (paths.MEASURED / place).iterdir()]
+    size = {f"lines of {room}": sum(counts) for room, counts in lines.items()} | {
+        "files of src": len(lines["src"]),
+        "lines of notebook code": sum(map(len, code)),
+        "notebooks": len(notebooks),
+        "commands": len(leaves),
+        "options": len(options),
+        "words of README": len((paths.ROOT / "README.md").read_text(encoding="utf-8").split()),
+        "kilobytes of rows": sum(path.stat().st_size for path in kept) // 1000,
+    }
+    assert size.keys() == ceilings.keys()
+    assert {what: n for what, n in size.items() if n > ceilings[what]} == {}
+
+
+def commands(command):
+    """The commands without commands of their own."""
+    inner = getattr(command, "commands", {}).values()
+    for each in inner:
+        yield from commands(each)
+    if not inner:
+        yield command
