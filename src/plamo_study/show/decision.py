@@ -186,9 +186,12 @@ def chosen(files: pd.DataFrame) -> Any:
 def slots(of: pd.DataFrame, users: int, safe: bool | None) -> int:
     """Requests at once: 1 unless users may share this build, else the fewest that come within ENOUGH of the best gain.
 
+    Several share a server only where the mean user waits no longer than one by one: n that ask together wait for
+    (n + 1) / 2 requests in the mean if they are answered in turn, and for n over the gain if they share.
     `of`: `gains` of one file.
     """
     good = of[of.clear.astype(bool) & of.n_seq.notna() & of.n_seq.le(users)] if safe else of.head(0)
+    good = good[good.value >= 2 * good.n_seq / (good.n_seq + 1)]
     return int(good[good.value >= ENOUGH * good.value.max()].n_seq.min()) if len(good) else 1
 
 
