@@ -56,7 +56,7 @@ TYPE = '''class Counted(AnyCell, frozen=True, kw_only=True, forbid_unknown_field
 '''
 TYPES = {  # in cells.py, each before the line it names
     "Cell = (\n": TYPE,
-    ")  # fmt: skip\nKINDS": "    | Counted\n",
+    ")\nKINDS": "    | Counted\n",
 }
 ENTRIES = {  # in plans/registry.py, each before the line it names
     "}\nSTUDIES": f'    "{NAME}": "what does half a prompt cost",\n',

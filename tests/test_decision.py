@@ -113,11 +113,11 @@ def test_slots_are_those_that_users_may_share_and_quiet_rows_show(safe, users, d
 def test_users_who_queue_are_told_both_waits():
     plan = decided(frame({"q4": (0.001, 0.05)}, BATCH), request=Request(100, 200, users=4))
     alone, together = (0.1 + 10) * 1.01, 4 * (0.1 + 200 * 0.1 / 4) * 1.01
-    said = f"each waits {together:.1f} s, and one by one {2.5 * alone:.1f} s on average, the last {4 * alone:.1f} s"
+    said = f"each waits {together:.1f} s, and in turn {2.5 * alone:.1f} s on average, the last {4 * alone:.1f} s"
     assert said in plan.does
     assert "for the first user" in plan.does
     one = decided(frame({"q4": (0.001, 0.05)}, BATCH), safe=False, request=Request(100, 200, users=4))
-    assert f"one by one they wait {2.5 * alone:.1f} s on average" in one.does
+    assert f"they are answered in turn and wait {2.5 * alone:.1f} s on average" in one.does
 
 
 def test_a_window_and_the_types_of_a_cache_bound_what_a_slot_takes():

@@ -27,6 +27,10 @@ HERE = Path(__file__).parent
 GLOSSARY = HERE / "glossary.md"
 LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((?![a-z]+:)(?:[^()\s#]*/)?([^()\s#/]+)\.(?:ipynb|md)(#[^()\s]*)?\)")
 FORBIDDEN = "script, iframe, object, embed, link, meta, base, form, video, audio, canvas"
+INTRODUCTION = (
+    "How fast do language models run on llama.cpp, and can you trust their answers? PLaMo 2 keeps a recurrent state, "
+    "PLaMo 3 has attention only. Each page asks one question, measures it, and says whose machine did."
+)
 FIRST = ("your-machine", "04-right-answers")  # of the index: what to run, and whether its answers are right
 SOURCES = ("src", "srcset", "poster", "background")
 SIGNED = re.compile(r"\n<!-- published by plamo-study (\w{64}) -->\n$")
@@ -81,7 +85,7 @@ def publish(
             entries[name]
             for name in sorted(entries, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
         ]
-        listed = "\n\n".join(["# Write-ups", *ordered])
+        listed = "\n\n".join(["# Write-ups", INTRODUCTION, *ordered])
         for name, text in (("index", listed), (GLOSSARY.stem, GLOSSARY.read_text(encoding="utf-8"))):
             made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
             files[out_dir / f"{name}.html"] = _page(made, Path(f"{name}.ipynb"), shared)[0]

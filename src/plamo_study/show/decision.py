@@ -221,7 +221,7 @@ def queue(value: float, together: float, n: int, users: int) -> str:
         return ""
     at_once = n if n > 1 else users
     mean, last = number(value * (at_once + 1) / 2), number(value * at_once)
-    each = f"each waits {number(together)} s, and one by one " if n > 1 else "one by one they wait "
+    each = f"each waits {number(together)} s, and in turn " if n > 1 else "they are answered in turn and wait "
     return f" · if {at_once} ask at once {each}{mean} s on average, the last {last} s"
 
 

@@ -244,7 +244,8 @@ def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
     `otherwise`: what is said where there is no line: the command that measures it.
     """
     whose = "Measured here" if recording.source == "live" else "Not your machine"
-    band = f"> **{whose}:** {chips(recording)}\n\n{disturbed(recording.rows)}"
+    star = r" · \* part of its shape is assumed" if any(r"\*" in line for line in lines) else ""
+    band = f"> **{whose}:** {chips(recording)}{star}\n\n{disturbed(recording.rows)}"
     return Finding(lines, otherwise, band, {ROWS_KEY: about(recording)})
 
 
