@@ -301,6 +301,20 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     assert {name for name, *_ in metrics.serving(row)} == {"binds"}, "who answered nothing has no times"
 
 
+OF_ROW = {
+    "workload": "serving",
+    "status": "ok",
+    "anchor": False,
+    "model": "m",
+    "dtype": "F16",
+    "build": "stock",
+    "server": "s",
+    "n_seq": 4,
+    "n_clients": 2,
+    "key": "k",
+}
+
+
 def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_however_often_it_was_asked():
     """Two prompts of eight: the first changed twice and once cut off as alone, the second parts at a near-tie."""
     differs, gap = [3, 0, -1, -1, -1, -1, -1, -1, 2, 1], [1.0] + [0.1] * 9
@@ -310,18 +324,9 @@ def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_howeve
     requests[3] = request(0, 0, failure="ConnectError")
     gap[8] = 2.0
     row = {
-        "workload": "serving",
-        "status": "ok",
-        "anchor": False,
-        "model": "m",
-        "dtype": "F16",
-        "build": "stock",
-        "server": "s",
+        **OF_ROW,
         "n_prompt": 8,
         "n_gen": 5,
-        "n_seq": 4,
-        "n_clients": 2,
-        "key": "k",
         "requests": requests,
         "series": {"differs": differs, "gap": gap},
     }
@@ -402,18 +407,9 @@ def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broke
 def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
     assert Difference(0, lead).is_near_tie == bool(tie)
     row = {
-        "workload": "serving",
-        "status": "ok",
-        "anchor": False,
-        "model": "m",
-        "dtype": "F16",
-        "build": "stock",
-        "server": "s",
-        "n_seq": 4,
-        "n_clients": 2,
+        **OF_ROW,
         "n_prompt": 1,
         "n_gen": 1,
-        "key": "k",
         "series": {"differs": [0], "gap": [lead]},
         "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])],
     }

@@ -49,9 +49,14 @@ def packed(path: Path) -> Path:
 
 def stored(path: Path) -> bytes:
     """The lines of a journal, tracked ones first; an absent journal has none. StudyError where it cannot be read."""
-    added = content(path) if path.exists() else b""  # before the tracked ones: `pack` moves lines from here to there
-    tracked = _tracked(path)
+    tracked, added = _parts(path)
     return tracked if tracked.endswith(added) else tracked + added  # a killed `pack` leaves both
+
+
+def _parts(path: Path) -> tuple[bytes, bytes]:
+    """The lines that are tracked, and those added since."""
+    added = content(path) if path.exists() else b""  # before the tracked ones: `pack` moves lines from here to there
+    return _tracked(path), added
 
 
 def _tracked(path: Path) -> bytes:
@@ -83,8 +88,7 @@ def read(path: Path) -> list[Record]:
         A complete line does not decode, or was written by another schema.
 
     """
-    added = content(path) if path.exists() else b""
-    return _records(path, _tracked(path), added)
+    return _records(path, *_parts(path))
 
 
 def _records(path: Path, tracked: bytes, added: bytes) -> list[Record]:

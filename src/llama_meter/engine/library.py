@@ -221,7 +221,8 @@ def _log_to(write: Callable[[bytes], None]) -> None:
             _added.clear()
         if match := BUFFER.search(text):
             place = match[1].decode(errors="replace"), match[2].decode()
-            _added[place] = _added.get(place, 0.0) * (match[2] != b"compute") + float(match[3])
+            before = 0.0 if match[2] == b"compute" else _added.get(place, 0.0)  # these are reserved anew
+            _added[place] = before + float(match[3])
             _buffers[place] = max(_buffers.get(place, 0.0), _added[place])
         if (match := GPU_FAILED.search(text)) and (match[1] or gpu_failures):  # the second line says why
             gpu_failures.append(plain((match[1] or match[2]).decode(errors="replace"), kept=""))

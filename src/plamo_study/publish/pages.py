@@ -81,10 +81,7 @@ def publish(
         if form == "html":
             files[out_dir / f"{source.stem}.html"] = page
     if index:
-        ordered = [
-            entries[name]
-            for name in sorted(entries, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-        ]
+        ordered = [entries[name] for name in dict.fromkeys((*FIRST, *entries)) if name in entries]
         listed = "\n\n".join(["# Write-ups", INTRODUCTION, *ordered])
         for name, text in (("index", listed), (GLOSSARY.stem, GLOSSARY.read_text(encoding="utf-8"))):
             made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
@@ -186,13 +183,17 @@ def _digest(text: str, figures: Mapping[str, bytes]) -> str:
 
 def _check_ours(path: Path) -> None:
     """Raise StudyError where a text, with its figures, or a figure without one, is not as `publish` left it."""
-    article = path.suffix not in (".html", ".md")
-    text_of = path.parent.parent / f"{path.parent.parent.name}.md" if article else path
-    if not path.is_file() or (article and text_of.is_file()):  # a text vouches for its figures
+    if not path.is_file():
         return
-    text = "" if article else path.read_text(encoding="utf-8", errors="replace")
+    folder = path.parents[1]  # of a figure, for which its text vouches
+    if not (_is_ours(path) if path.suffix in (".html", ".md") else (folder / f"{folder.name}.md").is_file()):
+        raise StudyError(str(path), "is not as publish left it, and is not replaced", "move it, or use --out")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a text and the figures that it names bear the signature of `_signed`."""
+    text = path.read_text(encoding="utf-8", errors="replace")
     named = FIGURE.findall(text) if path.suffix == ".md" else []
     figures = {name: there.read_bytes() for name in named if (there := path.parent / unquote(name)).is_file()}
     signed = SIGNED.search(text)
-    if not signed or _digest(text[: signed.start()], figures) != signed[1]:
-        raise StudyError(str(path), "is not as publish left it, and is not replaced", "move it, or use --out")
+    return signed is not None and _digest(text[: signed.start()], figures) == signed[1]

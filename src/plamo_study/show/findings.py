@@ -107,18 +107,12 @@ class Questions(Table):
             }
             for line, why in zip(family, [line["why"] for line in lines], strict=True)
         ]
-        whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
-        shown = [
-            {
-                "question": line["claim"],
-                "of": line["of"],
-                "measured": line["figure"],
-                "asked": why,
-                "answer": line["verdict"],
-            }
-            for line, why in zip(self.lines, whys, strict=True)
-        ]
-        super().__init__(pd.DataFrame(shown or [{"": "Nothing that a question is about was measured here."}]))
+        shown = pd.DataFrame([{"": "Nothing that a question is about was measured here."}])
+        if lines:
+            whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
+            heads = {"claim": "question", "of": "of", "figure": "measured", "asked": "asked", "verdict": "answer"}
+            shown = pd.DataFrame(self.lines).assign(asked=whys)[[*heads]].rename(columns=heads)
+        super().__init__(shown)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         data = {"text/html": self._repr_html_(), "text/markdown": self._repr_markdown_(), "text/plain": repr(self)}
