@@ -12,8 +12,8 @@ import pytest
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
-from plamo_study.plans import registry
 from plamo_study.run import parameters
+from plamo_study.studies import registry
 
 NOTEBOOKS = {name: paths.NOTEBOOKS / f"{name}.ipynb" for name in registry.NOTEBOOKS}
 REFUSED = {

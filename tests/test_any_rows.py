@@ -13,10 +13,10 @@ from test_notebooks import shown
 from llama_meter import paths
 from llama_meter.rows import Fact, Row
 from plamo_study import measurements
-from plamo_study.laws import simulations
 from plamo_study.live import collect
 from plamo_study.read import recording
 from plamo_study.show import theme
+from plamo_study.studies.latency import simulations
 
 PAGES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")

@@ -7,12 +7,15 @@ from conftest import ATTENTION, HYBRID
 
 from llama_meter import journal
 from llama_meter.measure import plan, runner
-from llama_meter.workloads import answers as workload
-from plamo_study.laws import batching_tests as law_check
-from plamo_study.laws.batching import CORRECT, Engine, micro_batches, packed, replay
 from plamo_study.measurements import answers, recording
-from plamo_study.plans import batching_law, batching_law as law_plan
 from plamo_study.read import answers as became, frame
+from plamo_study.studies.right_answers import (
+    law_tests as law_check,
+    plan as batching_law,
+    plan as law_plan,
+    work as workload,
+)
+from plamo_study.studies.right_answers.law import CORRECT, Engine, micro_batches, packed, replay
 
 
 def steps(slots, n=2):
@@ -102,7 +105,7 @@ def test_each_prompt_is_asked_beside_other_neighbours_and_at_another_place_in_ev
 def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other():
     asked = law_plan.answers("mini").cells[0]
     small = plan.change(asked, n_requests=4, n_prompt=24, n_gen=8, lengths="drawn")
-    where = "llama_meter.workloads.answers"
+    where = "plamo_study.studies.right_answers.work"
     mixed, own = (measured(plan.change(small, model=m), workload=where, right=False) for m in (HYBRID, ATTENTION))
     assert (mixed.valid, own.valid) == (False, True)
     assert min(mixed.series["error"]) > 0.1 > 1e-3 > max(own.series["error"])

@@ -6,7 +6,7 @@ from llama_meter import paths
 from llama_meter.measure.asked import NOTHING
 from plamo_study.cli.notebooks import Time
 from plamo_study.live import budget, collect, conduct
-from plamo_study.plans import registry
+from plamo_study.studies import registry
 
 NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
 SWEEPS = dict.fromkeys(NAMES, NOTHING)

@@ -69,12 +69,12 @@ def hostile(tmp_path, monkeypatch):
 
 def replicas(_):
     cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=4, n_processes=2)
-    return ended(cell, "llama_meter.workloads.replicas")
+    return ended(cell, "plamo_study.studies.batch_scaling.work")
 
 
 def shipment(_):
     cell = Shipment(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=2, flash_attn="on")
-    return ended(cell, "llama_meter.workloads.service")
+    return ended(cell, "plamo_study.studies.latency.service")
 
 
 def ended(cell, workload=""):
@@ -310,7 +310,7 @@ def test_what_a_stopped_worker_started_ends_with_its_killed_runner(tmp_path):
         "import sys; from llama_meter.measure.process import work; from llama_meter.measure.worker import Job\n"
         "from llama_meter.cells import Shipment\n"
         f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
-        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='llama_meter.workloads.service')"
+        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.latency.service')"
     )
     runner, found = family_of(script, mini_file(), of=2)
     for each in found:

@@ -8,9 +8,8 @@ from llama_meter import cells
 from llama_meter.cells import Arrival
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import sweep
-from llama_meter.workloads import chunk_calls
-from plamo_study.plans import chunked
 from plamo_study.read import metrics
+from plamo_study.studies.latency import chunk_calls, chunked_plan as chunked
 
 DECODING, STEPS, PROMPT = 3, 2, 96
 WAYS = [("whole", 0), ("apart", 32), ("together", 32), ("together", 40)]

@@ -19,10 +19,14 @@ from llama_meter.measure.files import model_fact
 from llama_meter.models import given
 from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
-from llama_meter.workloads import context as depth, drift
-from plamo_study.laws import context, memory as context_memory
-from plamo_study.plans import context as plan_context
 from plamo_study.read import frame
+from plamo_study.studies.context import (
+    drift,
+    law as context,
+    memory as context_memory,
+    plan as plan_context,
+    work as depth,
+)
 
 PART = 32
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)

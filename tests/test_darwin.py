@@ -29,16 +29,16 @@ from llama_meter.models import given, recipes
 from llama_meter.rows import Conditions, Evidence, Row
 from llama_meter.serve import server
 from llama_meter.serve.server import Setup
-from llama_meter.workloads import replica
 from plamo_study import measurements
 from plamo_study.cli import report
-from plamo_study.laws import machines
 from plamo_study.live import collect, conduct, live
-from plamo_study.plans.hybrids import hybrids
-from plamo_study.plans.your_machine import your_machine
 from plamo_study.read import metrics, processors
 from plamo_study.read.recording import DEVICES, of_device, read
 from plamo_study.show import evidence
+from plamo_study.studies.batch_scaling import replica
+from plamo_study.studies.right_answers.hybrids_plan import hybrids
+from plamo_study.studies.roofline import machines
+from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -311,7 +311,7 @@ def test_an_abort_starts_no_crash_report(mac):
 
 def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_processes=2, n_seq=1, n_prompt=16, n_gen=4, n_threads=2)
-    outcome = measured(cell, workload="llama_meter.workloads.replicas")
+    outcome = measured(cell, workload="plamo_study.studies.batch_scaling.work")
     assert outcome.status == "ok", outcome.failure
     found = outcome.measured
     assert found.valid, found.checks

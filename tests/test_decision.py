@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from plamo_study.show import decision
-from plamo_study.show.decision import Decision, Request
+from plamo_study.studies.your_machine import decision
+from plamo_study.studies.your_machine.decision import Decision, Request
 
 SHAPE = {
     "arch": "llama",

@@ -26,10 +26,10 @@ from llama_meter.models import registry
 from llama_meter.oracle.compare import agreement
 from llama_meter.oracle.forward import Oracle
 from llama_meter.rows import Row
-from llama_meter.workloads import sender, shipment
-from llama_meter.workloads.sender import State
 from plamo_study.arithmetic import states
-from plamo_study.plans import disaggregation
+from plamo_study.studies.latency import disaggregation_plan as disaggregation, shipment
+from plamo_study.studies.two_files import sender
+from plamo_study.studies.two_files.sender import State
 
 WORKLOAD = disaggregation.disaggregation("mini").workload
 MODELS = (HYBRID, ATTENTION)

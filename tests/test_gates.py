@@ -14,7 +14,7 @@ from llama_meter.engine.nodes import PartSums
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.journal import REFERENCE, journal_path
 from llama_meter.limits import ROUNDINGS
-from llama_meter.measure import files, plan, proof, quantizing
+from llama_meter.measure import files, phases, plan, proof, quantizing
 from llama_meter.measure.process import work
 from llama_meter.measure.tolerance import part_tolerance, tolerance
 from llama_meter.measure.worker import Job
@@ -23,11 +23,11 @@ from llama_meter.oracle import faults, forward
 from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
 from llama_meter.oracle.judge import judge
-from llama_meter.workloads import context as depth, phases
-from plamo_study.laws import batching_tests as law_check
 from plamo_study.measurements import recording
 from plamo_study.read import frame, judged
 from plamo_study.show import evidence
+from plamo_study.studies.context import work as depth
+from plamo_study.studies.right_answers import law_tests as law_check
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)

@@ -18,9 +18,13 @@ from llama_meter.measure import asked, machine, plan as shared, proof
 from llama_meter.measure.files import model_fact
 from llama_meter.models import given, noted, registry, synthetic, tensors
 from llama_meter.serve import server
-from llama_meter.workloads import architectures
 from plamo_study.measurements import measurements
-from plamo_study.plans import disaggregation, quantization, serving, speculative, your_machine
+from plamo_study.studies.latency import disaggregation_plan as disaggregation
+from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.right_answers import architectures
+from plamo_study.studies.serving import plan as serving
+from plamo_study.studies.speculative import plan as speculative
+from plamo_study.studies.your_machine import plan as your_machine
 
 MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
 

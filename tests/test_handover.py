@@ -14,10 +14,10 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing, watch
 from llama_meter.measure.asked import sweep
 from llama_meter.models import recipes, registry
-from llama_meter.workloads import handover, quality, relay
 from plamo_study.arithmetic import states
-from plamo_study.plans import handover as plan
-from plamo_study.plans.quality import TEXT
+from plamo_study.studies.quantization import work as quality
+from plamo_study.studies.quantization.quality_plan import TEXT
+from plamo_study.studies.two_files import plan as plan, relay, work as handover
 
 CELL = Handover(
     model=HYBRID,

@@ -5,9 +5,8 @@ import pytest
 
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
-from plamo_study.laws import history
-from plamo_study.plans import history as plans
 from plamo_study.read.recording import read
+from plamo_study.studies.builds import law as history, plan as plans
 
 
 @pytest.fixture(scope="module")

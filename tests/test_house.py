@@ -81,7 +81,7 @@ HEAVY = {"altair", "IPython", "nbformat", "pandas", "papermill", "scipy"}
     [
         ("plamo_study.cli.main", HEAVY),
         ("llama_meter.measure.worker", HEAVY | {"gguf"}),
-        ("llama_meter.workloads.phases", HEAVY | {"gguf"}),
+        ("llama_meter.measure.phases", HEAVY | {"gguf"}),
     ],
 )
 def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what_it_is_asked(entry, absent):
@@ -100,7 +100,7 @@ def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what
     "code",
     [
         "import plamo_study.cli.main",
-        "import llama_meter.workloads.phases",
+        "import llama_meter.measure.phases",
         "from plamo_study.measurements import measurements; measurements('01-phase-asymmetry')",
     ],
 )

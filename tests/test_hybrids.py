@@ -10,10 +10,9 @@ from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
-from llama_meter.workloads import architectures, hybrid_questions
-from llama_meter.workloads.architectures import DRAFTS, KEPT, LISTED, N_CTX, QUESTIONS, STEPS, tolerance
 from plamo_study.live import conduct, live
-from plamo_study.plans import hybrids
+from plamo_study.studies.right_answers import architectures, hybrid_questions, hybrids_plan as hybrids
+from plamo_study.studies.right_answers.architectures import DRAFTS, KEPT, LISTED, N_CTX, QUESTIONS, STEPS, tolerance
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
 REFUSED = {"back", "kept", "kept apart", "kept beside", "kept copied"}  # by a recurrent state without a rollback
@@ -88,7 +87,7 @@ def generator():
 @pytest.mark.parametrize("how", [{}, {"dtype": "Q8_0"}, {"form": "three layers"}, {"form": "plain"}, {"planted": True}])
 def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, how):
     cell = Hybrid(**{"dtype": "F32", "model": "jamba-dense", "question": "steps"} | how)
-    outcome = work(Job(cell=cell), 60.0, workload="llama_meter.workloads.hybrids")
+    outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.right_answers.hybrids")
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid
     assert (outcome.measured.checks["wrong"] > 0) == cell.planted
@@ -138,7 +137,7 @@ def test_a_file_whose_state_comes_first_has_one_head_count_and_heads_as_wide_as_
 
 def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):
     cell = Hybrid(dtype="F32", model="rwkv6qwen2-dense", question="steps")
-    outcome = work(Job(cell=cell), 60.0, workload="llama_meter.workloads.hybrids")
+    outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.right_answers.hybrids")
     assert (outcome.status, outcome.failure.stage) == ("error", "writing the file")
     assert "no file of rwkv6qwen2" in outcome.failure.message
 

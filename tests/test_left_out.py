@@ -11,12 +11,12 @@ import pytest
 from llama_meter import paths
 from llama_meter.cells import Read
 from plamo_study import measurements
-from plamo_study.laws import simulations
 from plamo_study.live import collect, conduct
-from plamo_study.plans import registry
 from plamo_study.read import recording
 from plamo_study.show import theme
 from plamo_study.show.tables import Table
+from plamo_study.studies import registry
+from plamo_study.studies.latency import simulations
 
 pytestmark = pytest.mark.whole
 

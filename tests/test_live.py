@@ -78,8 +78,8 @@ def said_of(root, *command):
 
 OF_MINI = f"""{CEILINGS}
 from llama_meter.measure import quantizing, watch
-from plamo_study.live import at_hand
-from plamo_study.plans import your_machine as own
+from plamo_study.studies.your_machine import at_hand
+from plamo_study.studies.your_machine import plan as own
 plan.MATMUL_SIZE["mini"], at_hand.SCALE = 256, "mini"
 own.N_PROMPT, own.N_GEN, own.N_SEQ, own.TYPES = (16, 8), (4,), (2, 4), ("Q4_0",)
 watch.disturbed = lambda rows: set()  # other tests compute beside: no row is measured again for it

@@ -12,7 +12,7 @@ from llama_meter.errors import StudyError
 from llama_meter.limits import BACKENDS
 from llama_meter.measure import process
 from llama_meter.serve import server
-from llama_meter.workloads import replica
+from plamo_study.studies.batch_scaling import replica
 
 READ = (  # files of llama.cpp, and of the bindings
     "ggml/src/ggml-backend.cpp",

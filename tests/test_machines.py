@@ -7,8 +7,8 @@ from llama_meter import journal, paths
 from llama_meter.errors import StudyError
 from llama_meter.journal import REFERENCE
 from llama_meter.stats import Estimate
-from plamo_study.laws import machines
 from plamo_study.read import processors, recording
+from plamo_study.studies.roofline import machines
 
 USUAL = {
     "model": "m*",

@@ -21,8 +21,8 @@ from llama_meter.models.file_types import FILE_TYPES
 from llama_meter.rows import Evidence, Measured, Row, content_id
 from plamo_study.cli import notebooks
 from plamo_study.live import budget, collect, conduct
-from plamo_study.plans import registry as studies
 from plamo_study.run import parameters, runs
+from plamo_study.studies import registry as studies
 
 MINUTES = 480
 TAKES = {"gate": 60.0, "prefill": 15.0, "decode": 10.0}  # seconds of a process

@@ -19,12 +19,16 @@ from llama_meter.measure import quantizing, texts
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
-from llama_meter.workloads import divergence, quality as continuations, quality as quality_workload
-from plamo_study.laws import quality
-from plamo_study.plans import quality as plan_quality
 from plamo_study.stats import clustered
+from plamo_study.studies.quantization import (
+    divergence,
+    law as quality,
+    quality_plan as plan_quality,
+    work as continuations,
+    work as quality_workload,
+)
 
-WORKLOAD = "llama_meter.workloads.quality"
+WORKLOAD = "plamo_study.studies.quantization.work"
 
 CHUNK, CHUNKS = 64, 6
 NAN = float("nan")

@@ -15,16 +15,16 @@ from llama_meter import paths
 from llama_meter.engine import ggml, kernels, library
 from llama_meter.errors import StudyError
 from llama_meter.journal import latest_rows, read
-from llama_meter.measure import files, machine, plan, proof, tolerance
+from llama_meter.measure import files, machine, phases, plan, proof, tolerance
 from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes, registry, tensors
 from llama_meter.oracle import weights
 from llama_meter.oracle.compare import relative_error
-from llama_meter.workloads import phases
-from plamo_study.plans import quantization as plan_quantization, your_machine
 from plamo_study.read import recording
+from plamo_study.studies.quantization import plan as plan_quantization
+from plamo_study.studies.your_machine import plan as your_machine
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 

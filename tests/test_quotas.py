@@ -16,8 +16,8 @@ from llama_meter.measure import machine, process, system, watch
 from llama_meter.measure.worker import Job
 from llama_meter.rows import Conditions, Evidence, Row
 from plamo_study.live import collect
-from plamo_study.plans.phase_asymmetry import phase_asymmetry
 from plamo_study.show import evidence
+from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 
 
 class Linux:

@@ -29,8 +29,7 @@ from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import given
 from llama_meter.rows import Conditions, Evidence, Row
-from llama_meter.workloads import replica
-from plamo_study.plans import replicas as plan
+from plamo_study.studies.batch_scaling import replica, replicas_plan as plan
 
 WORKLOAD = plan.replicas("mini").workload
 PROMPT, STEPS = 16, 12

@@ -11,16 +11,15 @@ from built import longer
 from llama_meter import paths
 from llama_meter.engine import kernels
 from llama_meter.errors import StudyError
-from llama_meter.measure import files, machine, plan
+from llama_meter.measure import files, machine, phases as workloads, plan
 from llama_meter.measure.asked import sweep
-from llama_meter.workloads import phases as workloads
-from plamo_study.arithmetic import ceilings, every_cell, intensity, roofline
+from plamo_study.arithmetic import ceilings, roofline
 from plamo_study.arithmetic.roofline import Ceilings, parts, work
 from plamo_study.measurements import recording
-from plamo_study.plans import roofline as plan_roofline, timeline as plan_timeline
 from plamo_study.read.processors import device
 from plamo_study.read.recording import Recording
 from plamo_study.show import evidence
+from plamo_study.studies.roofline import every_cell, intensity, plan as plan_roofline, trace_plan as plan_timeline
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)

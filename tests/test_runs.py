@@ -11,8 +11,8 @@ import pytest
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
-from plamo_study.plans.registry import OF_ALL
 from plamo_study.run import inputs, parameters, runs
+from plamo_study.studies.registry import OF_ALL
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 ENDS = {  # notebook -> status, error, words of the message, the cell where it ended

@@ -8,7 +8,7 @@ from llama_meter import paths
 from llama_meter.measure.runner import Summary
 from llama_meter.rows import Failure
 from plamo_study.cli import notebooks, report
-from plamo_study.plans import registry
+from plamo_study.studies import registry
 
 NAME = "01-phase-asymmetry"
 PARAMETERS = 'source: str = "recorded"  # where from\nscale: str = "shape"  # how large'

@@ -24,12 +24,19 @@ from llama_meter.simulate import policies, traffic
 from llama_meter.simulate.clock import Simulated
 from llama_meter.simulate.loop import Load, serve
 from llama_meter.simulate.steps import fit
-from llama_meter.workloads import scheduling as workload, sender
 from plamo_study import measurements
-from plamo_study.laws import fleets, observed, queueing, simulations
-from plamo_study.plans import scheduling as fleets_plan, scheduling as plan
 from plamo_study.read import metrics, recording
 from plamo_study.run import cluster
+from plamo_study.studies.latency import (
+    fleets,
+    observed,
+    plan as fleets_plan,
+    plan as plan,
+    queueing,
+    simulations,
+    work as workload,
+)
+from plamo_study.studies.two_files import sender
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
 

@@ -24,9 +24,8 @@ from llama_meter.serve import client, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
 from llama_meter.serve.difference import Difference, difference
 from llama_meter.serve.server import Setup
-from llama_meter.workloads import serving
-from plamo_study.laws import serving as analysis
 from plamo_study.read import answers, metrics
+from plamo_study.studies.serving import law as analysis, work as serving
 
 MS, NS = 1_000_000, 1e9
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study engine build llama-server")

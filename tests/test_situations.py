@@ -20,9 +20,9 @@ from llama_meter.measure import asked, plan, process
 from llama_meter.models import given, header, registry, roles
 from llama_meter.serve import meeting, right
 from plamo_study.cli import notebooks
-from plamo_study.plans import your_machine
 from plamo_study.publish import executed
 from plamo_study.run import parameters
+from plamo_study.studies.your_machine import plan as your_machine
 
 
 @pytest.fixture(autouse=True)

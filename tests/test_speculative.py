@@ -21,9 +21,7 @@ from llama_meter.measure.process import work
 from llama_meter.measure.tolerance import TOLERANCE
 from llama_meter.measure.worker import Job
 from llama_meter.models import synthetic
-from llama_meter.workloads import drafters, speculation, speculative
-from plamo_study.laws import drafting
-from plamo_study.plans import speculative as plan
+from plamo_study.studies.speculative import drafters, law as drafting, plan as plan, speculation, work as speculative
 
 K = 4
 KEYS = itertools.count()

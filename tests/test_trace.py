@@ -10,8 +10,8 @@ from llama_meter.engine.spans import Node, Operand
 from llama_meter.engine.timeline import Recorder, request
 from llama_meter.measure import files
 from llama_meter.models import tensors
-from llama_meter.workloads import operators, timeline as workload
 from plamo_study.arithmetic import roofline
+from plamo_study.studies.roofline import operators, work as workload
 
 MODELS = (HYBRID, ATTENTION)
 PROMPT, STEPS = 24, 3

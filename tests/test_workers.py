@@ -14,11 +14,11 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from llama_meter.cells import Decode
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session
-from llama_meter.measure import process, watch
+from llama_meter.measure import phases, process, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import registry, synthetic
-from llama_meter.workloads import context, phases
+from plamo_study.studies.context import work as context
 
 
 def outcome(cell, path=None, limit_s=60.0):
@@ -104,7 +104,8 @@ def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path
 
 FAMILY = """
 import subprocess, sys, time
-from llama_meter.workloads import context, phases
+from plamo_study.studies.context import work as context
+from llama_meter.measure import phases
 from llama_meter.cells import Decode
 from llama_meter.rows import Measured
 

@@ -74,7 +74,7 @@ class Plan:
     seed: int = 0
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
-    workload: str = ""  # module with the `RUNS` of its own types of cell; without one, workloads/phases.py does them
+    workload: str = ""  # module with the `RUNS` of its own types of cell; without one, measure/phases.py does them
     program: str = ""  # name of the build whose program its workload runs (`engine build`)
     needed: int = MOST_CELLS
     grows: bool = True  # time to spare becomes further blocks

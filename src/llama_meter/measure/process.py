@@ -73,7 +73,7 @@ def work(
     worker that was stopped or whose machine slept: that time is not its own.
 
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `workload`: module with the `RUNS`
-    of this job, where workloads/phases.py does not do it.
+    of this job, where measure/phases.py does not do it.
     `ends_at`: the deadline by time.monotonic(), after which TimeUpError is raised.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed

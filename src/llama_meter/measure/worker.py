@@ -24,7 +24,7 @@ from llama_meter.measure import machine, watch
 from llama_meter.rows import Measured
 
 ORPHANED = 9
-USUAL = "llama_meter.workloads.phases"  # does what no plan names a module for
+USUAL = "llama_meter.measure.phases"  # does what no plan names a module for
 
 Run = Callable[..., Measured]  # takes a cell, its file's path, `stage`, and paths of further files; or a job alone
 Runs = Mapping[type[msgspec.Struct], Run]

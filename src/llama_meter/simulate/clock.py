@@ -1,6 +1,6 @@
 """A simulated machine, whose clock a step model drives, and methods to share requests out among several machines.
 
-The engine's own clock is `Live` in workloads/scheduling.py.
+The engine's own clock is `Live` in the study of scheduling.
 
 Deterministic by seed: the same load, policy, model and seed give bit-identical times.
 """

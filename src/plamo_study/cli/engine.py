@@ -35,7 +35,7 @@ def build(
 @app.command("list")
 def list_engines() -> None:
     """List every build that can be made, whether it exists here, what it corrects, and what it answered."""
-    from plamo_study.laws import history  # frames take seconds to load
+    from plamo_study.studies.builds import law as history  # frames take seconds to load
 
     answered = history.known()
     entries = [entry.__dict__ | {"answered": answered.get(entry.name, "")} for entry in engines.entries()]

@@ -39,9 +39,9 @@ from plamo_study.cli.options import (
     use_device,
     use_engine,
 )
-from plamo_study.live import at_hand
-from plamo_study.plans import registry as studies
 from plamo_study.run import cluster, parameters
+from plamo_study.studies import registry as studies
+from plamo_study.studies.your_machine import at_hand
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")

@@ -20,12 +20,13 @@ from llama_meter.measure.plan import Plan
 from llama_meter.models import given as files_given
 from plamo_study.cli import publishing, report
 from plamo_study.cli.guard import alone
-from plamo_study.live import at_hand as core, budget, conduct
-from plamo_study.plans import registry as studies
-from plamo_study.plans.handover import is_pair
-from plamo_study.plans.your_machine import first_round
+from plamo_study.live import budget, conduct
 from plamo_study.run import inputs, parameters, runs
 from plamo_study.run.parameters import VARIED
+from plamo_study.studies import registry as studies
+from plamo_study.studies.two_files.plan import is_pair
+from plamo_study.studies.your_machine import at_hand as core
+from plamo_study.studies.your_machine.plan import first_round
 
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
 

@@ -10,7 +10,7 @@ import typer
 from llama_meter import paths
 from plamo_study.cli import report
 from plamo_study.cli.guard import alone
-from plamo_study.live.at_hand import NOTEBOOK
+from plamo_study.studies.your_machine.at_hand import NOTEBOOK
 
 
 class Format(StrEnum):

@@ -7,7 +7,7 @@ nothing, so their results are the same on every machine but for rounding.
 from collections.abc import Mapping
 
 from llama_meter.measure.asked import NOTHING, Sweep
-from plamo_study.plans import registry
+from plamo_study.studies import registry
 
 LEAST = {"mini": 1.0, "shape": 5.0}  # minutes of a study, below which it says nothing
 WHOLE = 2.0  # minutes of one that is meaningless in part

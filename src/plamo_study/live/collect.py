@@ -9,9 +9,9 @@ from llama_meter.journal import LOCAL, REFERENCE, journal_path
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import NOTHING, Sweep
 from plamo_study.live import budget, conduct, live
-from plamo_study.plans import registry as studies
 from plamo_study.read import frame
 from plamo_study.read.recording import Recording, check_device, check_source, of_rows, recorded
+from plamo_study.studies import registry as studies
 
 LIVE = "-p source live (papermill), or plamo-study run, which is live by default"
 

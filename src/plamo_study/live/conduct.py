@@ -11,8 +11,8 @@ from llama_meter.errors import NOT_MEASURED, StudyError
 from llama_meter.measure import bench, files, plan, runner, watch
 from llama_meter.measure.asked import NOTHING, Sweep
 from plamo_study.live import live
-from plamo_study.plans import registry as studies
 from plamo_study.read.recording import check_device
+from plamo_study.studies import registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
 ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
@@ -80,8 +80,8 @@ def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) 
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
-    gpu, entry = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
-    return entry.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else entry.plan(scale, gpu=gpu)
+    gpu, planned = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.plan(study)
+    return planned(scale, gpu=gpu, sweep=asked) if asked != NOTHING else planned(scale, gpu=gpu)
 
 
 @cache

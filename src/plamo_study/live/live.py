@@ -24,7 +24,7 @@ from llama_meter.measure.asked import Sweep
 from llama_meter.measure.plan import Plan
 from llama_meter.models import given, header, recipes
 from llama_meter.rows import Row
-from plamo_study.live import at_hand
+from plamo_study.studies.your_machine import at_hand
 
 LONG = 5.0  # minutes: of what may take longer more is said beforehand
 NAMED = 3  # cells of those that there was no time for

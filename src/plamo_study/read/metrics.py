@@ -34,8 +34,8 @@ from llama_meter.cells import PARTS, PHASES, SERVER, SPLIT, Arrival
 from llama_meter.rows import Request
 from llama_meter.serve.objectives import OBJECTIVES, WITHIN
 from llama_meter.simulate.loop import Load, quantile
-from llama_meter.workloads.chunk_calls import before, calls
 from plamo_study.stats.estimates import NS
+from plamo_study.studies.latency.chunk_calls import before, calls
 
 MS = 1e3
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

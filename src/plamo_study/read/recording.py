@@ -10,8 +10,8 @@ from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, OTHERS, REFERENCE, journal_path
 from llama_meter.measure import defects
 from llama_meter.rows import Cell, Record, Row
-from plamo_study.plans import registry
 from plamo_study.read import frame, judged
+from plamo_study.studies import registry
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llama_meter import paths
 from llama_meter.journal import LOCAL, REFERENCE
-from plamo_study.plans.registry import OF_ALL
+from plamo_study.studies.registry import OF_ALL
 
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.jsonl.gz", "*.csv", "*.lock")
 DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_DEVICE")  # environment, changes results

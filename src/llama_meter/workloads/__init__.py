@@ -1,1 +1,0 @@
-"""One module a kind of work, run in a worker."""

@@ -1,1 +1,0 @@
-"""What a study computes with its frames: laws, predictions, forecasts."""

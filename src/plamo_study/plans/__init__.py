@@ -1,1 +1,0 @@
-"""One module a study: which cells, in order of need."""

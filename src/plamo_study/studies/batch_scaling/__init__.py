@@ -1,0 +1,13 @@
+"""03-batch-scaling: how many at once?"""
+
+from plamo_study.studies.chapter import Chapter, Study
+
+CHAPTER = Chapter(
+    "03-batch-scaling",
+    "how many at once",
+    {
+        "03-batch-scaling": Study("plan.batch_scaling"),
+        "03-replicas": Study("replicas_plan.replicas"),
+    },
+    of_full_size=True,
+)

@@ -1,0 +1,75 @@
+"""What each build answered: right, wrong, refused in words, or that it does not know what it was asked about."""
+
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.read.recording import SOURCES, Recording, read
+from plamo_study.studies.builds.plan import SHARED, STUDY
+from plamo_study.studies.right_answers.architectures import short
+
+UNKNOWN = "unknown to it"
+BAD = ("wrong", "abort", "hang", "error", "killed")
+COLUMNS = ["build", "version", "architecture", "question", "answer", "error"]
+ORACLE = "oracle"  # the question of a gate
+
+
+def asked(recording: Recording | None) -> pd.DataFrame:
+    """One line a question and build, and a gate's too: `build`, `version` of llama-cpp-python, `architecture`,
+    `question` (of a gate: ORACLE), `answer` and `error` (the largest relative one of logits).
+
+    The released engine in use is its version too, so that it is one build with the release of that number.
+    """
+    rows = recording.rows if recording else pd.DataFrame()
+    lines = [_line(row, recording.facts[row["engine"]]) for row in rows.to_dict("records")] if recording else []
+    return pd.DataFrame(lines, columns=COLUMNS).drop_duplicates(COLUMNS[:4], keep="last")
+
+
+def _line(row: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
+    version = engine["binding"].rpartition(" ")[2]
+    build = version if row["build"] in ("stock", version) else row["build"]
+    said = {
+        "build": build,
+        "version": version,
+        "architecture": short(row["model"]),
+        "question": row["question"] or ORACLE,
+    }
+    errors = [row["checks"][name] for name in ("error", "prefill_error", "decode_error") if name in row["checks"]]
+    return said | {"answer": _answer(row), "error": max(errors, default=None)}
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """What came of a question, in a word. What a build says it cannot load is unknown to it."""
+    if row["status"] != "ok":
+        return UNKNOWN if "llama.cpp cannot load" in row["failure"] else str(row["status"])
+    if row["checks"].get("refused"):
+        return "refused"
+    return "wrong" if row["verdict"] == "invalid" or row["checks"].get("wrong") else "right"
+
+
+def safe(answers: pd.DataFrame) -> bool:
+    """Whether users may share: each question that a server raises was asked, and answered rightly or refused."""
+    of = answers[answers.question.isin(SHARED)]
+    return set(of.question) == set(SHARED) and not of.answer.isin([*BAD, UNKNOWN]).any()
+
+
+def known() -> dict[str, str]:
+    """What is known of each build that was asked on this machine or the reference's, in a line: for `engine list`."""
+    questions = pd.concat([asked(read(STUDY, source, "mini")) for source in SOURCES])
+    lines = {}
+    for build, of in questions.drop_duplicates(COLUMNS[:4], keep="last").groupby("build"):
+        oracle = of[of.question.eq(ORACLE)].drop_duplicates("architecture")
+        hybrids = [group for _, group in of[of.question.isin(SHARED)].groupby("architecture")]
+        right = f"{oracle.answer.eq('right').sum()} of {len(oracle)} PLaMo right"
+        lines[str(build)] = f"{right}, {sum(map(safe, hybrids))} of {len(hybrids)} architectures shared safely"
+    return lines
+
+
+def may_share(architecture: str, build: str) -> bool | None:
+    """Whether users may share a server of this architecture and build, by the recorded answers; None: not asked.
+
+    `build`: a release's number, or the name of a build.
+    """
+    answers = asked(read(STUDY, SOURCES[0], "mini"))
+    own = answers[(answers.architecture == architecture) & (answers.build == build)]
+    return safe(own) if len(own[own.question.isin(SHARED)]) else None

@@ -1,0 +1,17 @@
+"""06-context: what does context cost?"""
+
+from plamo_study.studies.chapter import HISTORY, Chapter, Study
+
+CHAPTER = Chapter(
+    "06-context",
+    "what does context cost",
+    {
+        "06-context": Study("plan.context"),
+        "06-memory": Study("plan.memory"),
+        "06-naive": Study("plan.naive"),
+        "06-drift": Study("plan.drift", at_mini=True, whole=True),
+        "06-window": Study("plan.window", at_mini=True, aside=True, whole=True),
+        "06-copies": Study(HISTORY, aside=True),
+    },
+    of_full_size=True,
+)

@@ -1,0 +1,15 @@
+"""05-quantization: which type?"""
+
+from plamo_study.studies.chapter import HISTORY, Chapter, Study
+
+CHAPTER = Chapter(
+    "05-quantization",
+    "which type",
+    {
+        "05-quantization": Study("plan.speed"),
+        "05-controlled": Study(HISTORY, aside=True),
+        "05-lifelike": Study("plan.lifelike", aside=True),
+        "05-quality": Study("quality_plan.quality", of_weights=True, whole=True),
+    },
+    of_full_size=True,
+)

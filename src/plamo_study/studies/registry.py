@@ -1,0 +1,82 @@
+"""Every chapter and study, found in the folders beside this module."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+from llama_meter.errors import StudyError
+from plamo_study import studies
+from plamo_study.studies.chapter import HISTORY, Chapter
+
+if TYPE_CHECKING:
+    from llama_meter.measure.plan import Plan
+
+TEMPLATE = "template"  # the folder to copy, no chapter itself
+
+
+def _chapters() -> tuple[Chapter, ...]:
+    """In the order of need: pages without a chapter's number, chapters, appendices."""
+    folders = [found.name for found in iter_modules(studies.__path__) if found.ispkg and found.name != TEMPLATE]
+    chapters = [_chapter(f"{studies.__name__}.{name}") for name in folders]
+    return tuple(
+        sorted(chapters, key=lambda each: (each.notebook[0].isdigit() or each.notebook[0].isupper(), each.notebook))
+    )
+
+
+def _chapter(package: str) -> Chapter:
+    """A folder's chapter, its studies with the whole names of what plans them."""
+    chapter: Chapter = import_module(package).CHAPTER
+    near = {name: study for name, study in chapter.studies.items() if study.where.count(".") == 1}
+    inside = {name: replace(study, where=f"{package}.{study.where}") for name, study in near.items()}
+    return replace(chapter, studies=dict(chapter.studies) | inside)
+
+
+CHAPTERS = _chapters()
+NOTEBOOKS = {chapter.notebook: chapter.question for chapter in CHAPTERS}
+STUDIES = {name: study for chapter in CHAPTERS for name, study in chapter.studies.items()}
+OF_ALL = [chapter.notebook for chapter in CHAPTERS if chapter.of_all]
+OF_PAIRS = next(chapter.notebook for chapter in CHAPTERS if chapter.of_pairs)
+OF_FULL_SIZE = [chapter.notebook for chapter in CHAPTERS if chapter.of_full_size]
+RANDOM_WEIGHTS = "shape"
+
+
+def plan(study: str) -> "Callable[..., Plan]":
+    """The function from a scale to a study's plan. StudyError for one whose rows are history.
+
+    A plan is imported when it is asked for: whoever reads rows needs none.
+    """
+    where = STUDIES[study].where
+    if where == HISTORY:
+        raise StudyError("this study", f"is history: {HISTORY} measured it", "choose another")
+    module, _, name = where.rpartition(".")
+    planner: Callable[..., Plan] = getattr(import_module(module), name)
+    return planner
+
+
+def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
+    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
+    return [
+        (own, shown_at(own, scale))
+        for own in STUDIES
+        if notebook_of(own) == notebook_of(name) and not STUDIES[own].aside
+    ]
+
+
+def notebook_of(name: str) -> str:
+    """The notebook that a study, or a notebook itself, belongs to; "" for neither."""
+    return next((each.notebook for each in CHAPTERS if name == each.notebook or name in each.studies), "")
+
+
+def shown_at(name: str, scale: str) -> str:
+    """The scale at which a study is shown where a notebook asks for `scale`; an unknown study at that one."""
+    study = STUDIES.get(name)
+    at_mini = study and (study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS))
+    return "mini" if at_mini else scale
+
+
+def varies(study: str) -> bool:
+    """Whether a study takes files and values of a user's own."""
+    return study in STUDIES and STUDIES[study].where != HISTORY and "sweep" in signature(plan(study)).parameters

@@ -1,0 +1,14 @@
+"""02-roofline: how near is the limit?"""
+
+from plamo_study.studies.chapter import Chapter, Study
+
+CHAPTER = Chapter(
+    "02-roofline",
+    "how near is the limit",
+    {
+        "02-roofline": Study("plan.roofline"),
+        "02-trace": Study("trace_plan.trace"),
+    },
+    of_full_size=True,
+    of_all=True,
+)

@@ -1,0 +1,15 @@
+"""08-speculative: do drafts pay?"""
+
+from plamo_study.studies.chapter import HISTORY, Chapter, Study
+
+CHAPTER = Chapter(
+    "08-speculative",
+    "do drafts pay",
+    {
+        "08-speculative": Study("plan.speculative"),
+        "08-several": Study(HISTORY, aside=True),
+        "08-columns": Study("plan.columns", aside=True),
+        "08-drafters": Study("plan.drafters", of_weights=True),
+    },
+    of_full_size=True,
+)

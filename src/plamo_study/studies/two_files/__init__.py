@@ -1,0 +1,13 @@
+"""B-two-files: can one file read and another write?"""
+
+from plamo_study.studies.chapter import Chapter, Study
+
+CHAPTER = Chapter(
+    "B-two-files",
+    "can one file read and another write",
+    {
+        "B-pairs": Study("plan.pairs", at_mini=True),
+        "B-requests": Study("plan.requests"),
+    },
+    of_pairs=True,
+)

@@ -1,0 +1,11 @@
+"""your-machine: which file, how many at once, and can I trust it?"""
+
+from plamo_study.studies.chapter import Chapter, Study
+
+CHAPTER = Chapter(
+    "your-machine",
+    "which file, how many at once, and can I trust it",
+    {
+        "your-machine": Study("plan.your_machine"),
+    },
+)
