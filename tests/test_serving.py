@@ -18,11 +18,11 @@ from conftest import ATTENTION, HYBRID, mini_file
 from llama_meter import http, stats
 from llama_meter.cells import Serving
 from llama_meter.errors import StudyError
+from llama_meter.measure.parting import Parting
 from llama_meter.measure.tolerance import NEAR_TIE
 from llama_meter.rows import Request
 from llama_meter.serve import client, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
-from llama_meter.serve.difference import Difference, difference
 from llama_meter.serve.server import Setup
 from plamo_study.read import answers, metrics
 from plamo_study.studies.serving import law as analysis, work as serving
@@ -393,18 +393,18 @@ def answer(*texts, gaps=(), failure=""):
 
 def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broken_one_is_judged_as_far_as_it_came():
     alone = answer("a ", "b ", "c ", gaps=(2.0, 0.05, 3.0))
-    assert difference(alone, answer("a ", "b ", "c ")) is None
-    tie = difference(alone, answer("a ", "x ", "y "))
-    assert (tie.token, tie.gap, tie.is_near_tie) == (1, 0.05, True)
-    assert not difference(alone, answer("z ", "b ", "c ")).is_near_tie
-    assert difference(alone, answer("a ", "b ")).token == 2
-    assert difference(alone, answer("a ", failure="cut")) is None
-    assert difference(alone, answer("x ", failure="cut")).token == 0
+    assert client.parted(alone, answer("a ", "b ", "c ")).verdict == "same"
+    tie = client.parted(alone, answer("a ", "x ", "y "))
+    assert (tie, tie.verdict) == ((1, 0.05), "near-tie")
+    assert client.parted(alone, answer("z ", "b ", "c ")).verdict == "other"
+    assert client.parted(alone, answer("a ", "b ")).token == 2
+    assert client.parted(alone, answer("a ", failure="cut")).verdict == "same"
+    assert client.parted(alone, answer("x ", failure="cut")).token == 0
 
 
 @pytest.mark.parametrize(("lead", "tie"), [(0.0, 1), (NEAR_TIE - 0.01, 1), (NEAR_TIE, 0), (-1.0, 0), (float("nan"), 0)])
 def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
-    assert Difference(0, lead).is_near_tie == bool(tie)
+    assert (Parting(0, lead).verdict == "near-tie") == bool(tie)
     row = {
         **OF_ROW,
         "n_prompt": 1,

@@ -46,12 +46,13 @@ NEAR_TIE = 0.25
 BOTH_MOVE = 2  # times the rounding of a logit: the gap that rounding of two logits can close
 
 
-def near_tie(lead: Any) -> Any:
+def near_tie(lead: Any, limit: float = NEAR_TIE) -> Any:
     """Whether rounding may decide between the two likeliest tokens, by the lead of one over the other in nats.
 
-    `lead`: a number, an array or a Series; below zero or NaN where it is not known, which is no near-tie.
+    `lead`: a number, an array or a Series; below zero or NaN where it is not known, which is no near-tie. `limit`: the
+    lead that rounding can close, where it was measured.
     """
-    return (lead >= 0) & (lead < NEAR_TIE)
+    return (lead >= 0) & (lead < limit)
 
 
 def tolerance(cell: Any) -> float:

@@ -18,6 +18,7 @@ import msgspec
 from llama_meter import http
 from llama_meter.disk import parsed
 from llama_meter.errors import StudyError
+from llama_meter.measure.parting import Parting, parting
 from llama_meter.models.finding import printable
 
 Api = Literal["completions", "chat/completions"]
@@ -229,6 +230,12 @@ class Target:
         if top:
             asked |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
         return asked
+
+
+def parted(alone: Answer, answer: Answer) -> Parting:
+    """Where an answer parts from the one alone. A broken-off answer is compared as far as it got."""
+    text = alone.text[: len(answer.text)] if answer.failure else alone.text
+    return parting(text, answer.text, alone.gaps, alone.tokens or alone.texts)
 
 
 def over(target: Target, work: Callable[[http.Client], Awaitable[Found]]) -> Found:

@@ -30,10 +30,10 @@ import msgspec
 import numpy as np
 
 from llama_meter import http
+from llama_meter.measure.parting import Parting, parting
 from llama_meter.measure.tolerance import NEAR_TIE
 from llama_meter.serve import client, load, questions
 from llama_meter.serve.client import Answer, Prompt, Target
-from llama_meter.serve.difference import Difference, difference
 
 PROMPTS, ALONE, ALONE_UNKNOWN = 8, 2, 3  # prompts; times each is asked alone, with log probabilities and without
 TOGETHER, ROUNDS, COPIED = (4, 2), 6, 3  # different prompts at once; rounds of each; rounds of identical ones
@@ -192,16 +192,15 @@ def _has_leads(answers: Sequence[Answer]) -> bool:
     return all(any(gap == gap for gap in answer.gaps) for answer in answers)
 
 
-def _parting(alone: Sequence[Answer], answer: Answer) -> Difference | None:
-    """Where an answer parts from the one alone that it follows furthest; None where it is one of them."""
-    partings = [difference(reference, answer) for reference in alone]
-    return None if None in partings else max(filter(None, partings), key=lambda parting: parting.token)
+def _parted(alone: Sequence[Answer], answer: Answer) -> Parting:
+    """Where an answer parts from the one alone that it follows furthest; nowhere if it is one of them."""
+    partings = [client.parted(reference, answer) for reference in alone]
+    return min(partings, key=lambda parted: (parted.verdict != "same", -parted.token))
 
 
 def changing(alone: Sequence[Sequence[Answer]]) -> int:
     """How many prompts get answers alone that differ by more than a near-tie."""
-    partings = [[_parting(answers[:1], answer) for answer in answers[1:]] for answers in alone]
-    return sum(any(parting and not parting.is_near_tie for parting in of_one) for of_one in partings)
+    return sum(any(client.parted(answers[0], answer).verdict == "other" for answer in answers[1:]) for answers in alone)
 
 
 def cached(alone: Sequence[Sequence[Answer]]) -> bool:
@@ -223,12 +222,8 @@ def cached(alone: Sequence[Sequence[Answer]]) -> bool:
 def _ways(alone: Sequence[Answer], answer: Answer) -> tuple[int, str]:
     """Where an answer parts from the one alone that it follows furthest (characters), and what stands there."""
     said = answer.text
-    at = max(_common(reference.text, said) for reference in alone)
+    at = max(parting(reference.text, said).token for reference in alone)
     return at, said[at : at + 1]
-
-
-def _common(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def judged(asked: Asked) -> Rightness:
@@ -239,14 +234,15 @@ def judged(asked: Asked) -> Rightness:
     tied: dict[int, float] = {}
     ways: dict[int, set[tuple[int, str]]] = {}  # of prompts whose leads are not known
     for number, answer in compared:
-        if not (parting := _parting(alone[number], answer)):
+        parted = _parted(alone[number], answer)
+        if parted.verdict == "same":
             continue
-        kind = "near_ties" if parting.is_near_tie else "other" if parting.gap >= 0 else "unknown"
+        kind = "near_ties" if parted.verdict == "near-tie" else "other" if parted.lead >= 0 else "unknown"
         counts[kind] += 1
         if kind == "near_ties":
-            tied[number] = max(parting.gap, tied.get(number, 0.0))
+            tied[number] = max(parted.lead, tied.get(number, 0.0))
         else:
-            tokens[number] = min(parting.token, tokens.get(number, parting.token))
+            tokens[number] = min(parted.token, tokens.get(number, parted.token))
         if kind == "unknown":
             ways.setdefault(number, set()).add(_ways(alone[number], answer))
     turned = sum(len(way) >= SEVERAL for way in ways.values()) >= SEVERAL or len(ways) > MOST

@@ -4,12 +4,13 @@ from typing import Any
 
 import pandas as pd
 
-from llama_meter.measure.tolerance import near_tie
+from llama_meter.measure.parting import Parting
 from llama_meter.rows import Request
 from llama_meter.serve.objectives import DISTINCT
 
 ASKED = ("serving", "answers")  # workloads whose requests are held against the answers alone
 OF_ROW = ["model", "dtype", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "key"]
+VERDICTS = {"same": "as alone", "near-tie": "near-tie", "other": "changed"}
 OF_REQUEST = ["answer", "parts", "gap", "begun", "failure", "reached"]
 
 
@@ -32,10 +33,9 @@ def by_request(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _answer(request: Request, token: int, gap: float) -> dict[str, Any]:
     """What became of a request: `token` and `gap` as in a row's series."""
-    parts = token >= 0
-    answer = "lost" if request.failure else "as alone"
-    if parts:
-        answer = "near-tie" if near_tie(gap) else "changed"
+    answer = VERDICTS[Parting(token, gap).verdict]
+    if request.failure and token < 0:
+        answer = "lost"
     return {
         "answer": answer,
         "parts": token,

@@ -17,14 +17,13 @@ from llama_meter.cells import Answers
 from llama_meter.engine import library
 from llama_meter.engine.session import Session
 from llama_meter.measure import sessions
-from llama_meter.measure.tolerance import near_tie
+from llama_meter.measure.parting import SAME, parting
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import questions
 
 TURNS = 2
 SPARE = 16  # tokens more than asked for: a text cut into tokens anew may have fewer
-SAME = -1  # of answers that part nowhere
 
 clock = time.perf_counter_ns
 
@@ -46,21 +45,22 @@ def run(cell: Answers, path: Path, stage: Callable[[str], None]) -> Measured:
         alone = [_answered(session, [prompt], cell.n_gen, clock()) for prompt in prompts]
         stage("together")
         began, requests = clock(), []
+        verdicts: list[str] = []
         series: dict[str, list[float]] = {name: [] for name in ("differs", "gap", "error", "place")}
         for call in calls(len(prompts), cell.n_clients):
             logits, tokens, _, stamps = _answered(session, [prompts[n] for n in call], cell.n_gen, began)
             for place, n in enumerate(call):
                 expected, said, leads, _ = alone[n]
-                parts = np.flatnonzero(tokens[place] != said[0])
-                series["differs"].append(float(parts[0]) if len(parts) else SAME)
-                series["gap"].append(float(leads[0, parts[0]]) if len(parts) else SAME)
+                parted = parting(said[0], tokens[place], leads[0])
+                verdicts.append(parted.verdict)
+                series["differs"].append(float(parted.token))
+                series["gap"].append(parted.lead if parted.token >= 0 else SAME)
                 series["error"].append(relative_error(logits[place], expected[0]))
                 series["place"].append(float(place))
                 name = sha256(prompts[n].tobytes()).hexdigest()[:16]
                 requests.append(Request(id=name, n_prompt=len(prompts[n]), arrived_ns=0, token_ns=stamps))
-    differ = [gap for parts, gap in zip(series["differs"], series["gap"], strict=True) if parts != SAME]
     checks: dict[str, float | bool] = {
-        "as_alone": all(near_tie(gap) for gap in differ),
+        "as_alone": "other" not in verdicts,
         "finite": all(np.isfinite(logits).all() for logits, *_ in alone),
         "prompts": len({request.id for request in requests}),
         "answers_alone": len({said.tobytes() for _, said, *_ in alone}),

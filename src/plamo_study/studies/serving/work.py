@@ -4,6 +4,7 @@ The server belongs to the worker's process group and so ends with it. A crash is
 in flight record how the server ended.
 """
 
+import math
 import os
 import secrets
 from collections.abc import Callable
@@ -18,10 +19,10 @@ from llama_meter.cells import Serving, Traffic
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch
+from llama_meter.measure.parting import SAME
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, questions, server
 from llama_meter.serve.client import Answer, Prompt, Target, clock
-from llama_meter.serve.difference import SAME, difference
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.objectives import DISTINCT
 from llama_meter.serve.server import Server, Setup
@@ -142,15 +143,15 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
     answers, began = done.loaded.answers, done.loaded.began_ns
     if refused := [answer.failure for answer in [*done.alone, *answers] if answer.refused]:
         raise StudyError("the server", f"refused {len(refused)} requests: {refused[0]}", "look at its options")
-    partings = [difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
-    wrong = [parting for parting in partings if parting and not parting.is_near_tie]
+    partings = [client.parted(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
+    verdicts = [parting.verdict for parting in partings]
     lag = sorted(done.loaded.lag_ns) or [0]
     checks: dict[str, float | bool] = {
-        "as_alone": not wrong,
+        "as_alone": "other" not in verdicts,
         "answered": not any(answer.failure for answer in [*answers, *done.alone]),
         "alive": not done.ended,
-        "differ": sum(parting is not None for parting in partings),
-        "near_ties": sum(parting is not None and parting.is_near_tie for parting in partings),
+        "differ": len(verdicts) - verdicts.count("same"),
+        "near_ties": verdicts.count("near-tie"),
         "client_binds": float(done.loaded.client_binds()),
     }
     series = {
@@ -158,8 +159,8 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "n_gen": [float(answer.n_gen) for answer in answers],
         "prompt_ms": [answer.timings.get("prompt_ms", 0.0) for answer in answers],
         "answer_ms": [answer.timings.get("predicted_ms", 0.0) for answer in answers],
-        "differs": [float(parting.token) if parting else SAME for parting in partings],
-        "gap": [parting.gap if parting and parting.gap == parting.gap else SAME for parting in partings],
+        "differs": [float(parting.token) for parting in partings],
+        "gap": [SAME if math.isnan(parting.lead) else parting.lead for parting in partings],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
         "floor": done.floor_s,
         "switches": [float(done.switches)],

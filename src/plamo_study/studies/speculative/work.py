@@ -17,7 +17,7 @@ from llama_meter.engine.session import Session
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import sessions, texts, watch
 from llama_meter.measure.plan import change
-from llama_meter.measure.tolerance import BOTH_MOVE, tolerance
+from llama_meter.measure.tolerance import BOTH_MOVE, near_tie, tolerance
 from llama_meter.rows import Measured, passed
 from plamo_study.studies.speculative import drafters
 from plamo_study.studies.speculative.drafters import Draft
@@ -194,7 +194,7 @@ def _measured(
     checks: dict[str, float | bool] = {"second_path_error": error, "second_path": error <= tolerance(cell)}
     checks |= {"finite": bool(np.isfinite(error)), "removes": float(loops[0].way.removes), "tokens": tokens}
     checks |= {"other_tokens": len(shaped), "evaluated": counted >= tokens}
-    checks["lossless"] = all(gap <= BOTH_MOVE * rounding for gap, rounding in shaped)
+    checks["lossless"] = all(near_tie(gap, BOTH_MOVE * rounding) for gap, rounding in shaped)
     return Measured(
         samples_ns=[[sum(times.values()) for times in loop.rounds] for loop in loops],
         warmup_ns=warmup,

@@ -26,6 +26,7 @@ from llama_meter.engine import library
 from llama_meter.engine.parts import CACHE, CONVOLUTION, HEADER, PARTS, RECURRENT, parts, spliced
 from llama_meter.engine.session import EngineError, Session
 from llama_meter.measure import texts
+from llama_meter.measure.parting import parting
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.models.registry import GIVEN
 from llama_meter.oracle.compare import relative_error
@@ -161,10 +162,10 @@ def _free(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
         take(sessions[writer], states[reader], len(text.prompt))
         answers[reader, writer] = greedy(sessions[writer], int(text.tokens[cell.n_ctx - 1]), cell.n_gen)
     for (reader, writer), answer in answers.items():
-        parted = np.flatnonzero(answer != answers[cell.dtype, cell.dtype])
+        same = parting(answers[cell.dtype, cell.dtype], answer).token
         logits = sessions[cell.dtype].score(np.concatenate([text.tokens[: cell.n_ctx], answer]), cell.n_ctx - 1)
         nll = divergence.nll(divergence.log_softmax(logits), answer).sum()
-        values = {"same": int(parted[0]) if len(parted) else cell.n_gen, "under": nll}
+        values = {"same": same if same >= 0 else cell.n_gen, "under": nll}
         quality.add(tally.sums, {f"{what}/{reader}>{writer}": value for what, value in values.items()})
 
 
