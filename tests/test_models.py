@@ -3,7 +3,6 @@
 import os
 import shutil
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
-from llama_meter.models import header, recipes, registry, synthetic, tensors, values
+from llama_meter.models import header, recipes, registry, synthetic, tensors
 
 MINIS = ("plamo-2-1b", "plamo-3-nict-2b")
 F32 = gguf.GGMLQuantizationType.F32
@@ -87,46 +86,9 @@ def test_a_broken_registry_names_the_file(tmp_path: Path, text: str):
 
 
 def test_minis_have_the_pinned_hash_and_the_planned_table(minis):
-    assert {pair: tensors.sha256(path) for pair, path in minis.items()} == RANDOM
+    assert {pair: tensors.read_sha256(path) for pair, path in minis.items()} == RANDOM
     for (name, dtype), path in minis.items():
         assert tensors.tensor_table(path) == tensors.planned_table(registry.spec(name, "mini"), dtype)
-
-
-def scales(path: Path) -> int:
-    """How many scales a matrix of a Q8_0 file has."""
-    matrix = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ffn_down.weight")
-    return len(np.unique(matrix.data.reshape(-1, 34)[:, :2].copy().view("<f2")))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, kind) for name in MINIS for kind in (values.LIFELIKE, values.DENORMAL)]
-    + [(MINIS[0], values.AGAIN), (MINIS[0], values.SCALES)],
-)
-def test_other_values_lie_in_the_same_tensors_and_only_some_have_a_scale_for_every_block(minis, tmp_path, name, kind):
-    spec = replace(registry.spec(name, "mini"), values=kind)
-    other = synthetic.write(spec, "Q8_0", tmp_path / "other.gguf")
-    usual = minis[name, "Q8_0"]
-    assert tensors.tensor_table(other) == tensors.tensor_table(usual)
-    assert tensors.sha256(other) != tensors.sha256(usual)
-    assert synthetic.write(spec, "Q8_0", tmp_path / "again.gguf").read_bytes() == other.read_bytes()
-    read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(other).tensors if tensor.tensor_type == F32}
-    tiny = {key for key, data in read.items() if ((data != 0) & (np.abs(data) < np.finfo(np.float32).tiny)).any()}
-    assert bool(tiny) == (kind == values.DENORMAL)
-    assert all(np.isfinite(data).all() for data in read.values())
-    assert scales(usual) <= 4
-    if kind in (values.SCALES, values.LIFELIKE):
-        assert scales(other) > 100
-    elif kind == values.AGAIN:
-        assert scales(other) <= 4
-
-
-@pytest.mark.parametrize("model", ["plamo-2-1b", "plamo-3-nict-2b"])
-def test_a_model_that_is_like_another_has_its_shape_and_says_what_differs(model: str):
-    usual, other = (registry.spec(f"{model}{end}", "shape") for end in ("", "-lifelike"))
-    assert other.tensor_shapes() == usual.tensor_shapes()
-    assert any("lifelike" in text for text in other.assumptions)
 
 
 def test_every_type_holds_the_same_numbers_of_mean_zero_and_the_intended_spread(minis):

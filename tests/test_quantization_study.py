@@ -13,7 +13,6 @@ from gguf.quants import dequantize, quantize
 
 from llama_meter import paths
 from llama_meter.engine import ggml, kernels, library
-from llama_meter.errors import StudyError
 from llama_meter.journal import latest_rows, read
 from llama_meter.measure import files, machine, phases, plan, proof, tolerance
 from llama_meter.measure.plan import Plan
@@ -24,7 +23,6 @@ from llama_meter.oracle import weights
 from llama_meter.oracle.compare import relative_error
 from plamo_study.read import recording
 from plamo_study.studies.quantization import plan as plan_quantization
-from plamo_study.studies.your_machine import plan as your_machine
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 
@@ -72,22 +70,6 @@ def test_a_plan_leaves_out_files_that_are_too_large_and_exceptions_for_tensors_t
         assert (ATTENTION, scale, "F32") not in names
         assert not any("ssm_out" in dtype for model, _, dtype in names if model == ATTENTION)
         assert all(registry.spec(m, s).n_params * 4 <= plan.LARGEST for m, s, dtype in names if dtype == "F32")
-
-
-def test_files_that_look_trained_stand_beside_the_usual_ones_of_their_type_whose_gates_are_those_of_make_study():
-    looks = plan_quantization.lifelike("shape")
-    decoded = [cell for cell in looks.cells if cell.workload == "decode"]
-    products = {cell.dtype for cell in looks.cells if cell.workload == "matmul"}
-    assert products == {cell.dtype for cell in decoded}, "a pass is held against the kernels of its own hour"
-    for one, other in zip(decoded[::2], decoded[1::2], strict=True):
-        assert other == plan.change(one, model=other.model)
-        assert registry.spec(other.model, "shape").values == "lifelike"
-        assert registry.spec(other.model, "shape").tensor_shapes() == registry.spec(one.model, "shape").tensor_shapes()
-    usual = {gate for gate in looks.gates if gate.model == HYBRID}
-    assert len(usual) == 3
-    assert usual < set(your_machine.your_machine("shape").gates)
-    with pytest.raises(StudyError, match="files of full size"):
-        plan_quantization.lifelike("mini")
 
 
 # ---------------------------------------------------------------- proofs and kernels

@@ -17,7 +17,7 @@ from llama_meter import http, paths, surroundings
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import asked, plan, process
-from llama_meter.models import given, header, registry, roles
+from llama_meter.models import given, header, registry
 from llama_meter.serve import meeting, right
 from plamo_study.cli import notebooks
 from plamo_study.publish import executed
@@ -74,7 +74,7 @@ UINT32, BOOL, STRING, FLOAT32 = (
     ],
 )
 def test_what_a_file_is_for_is_told_by_its_header(arch, key, value, kind, role, tmp_path):
-    said = roles.not_judged(header.read(derived(tmp_path, key, value, kind, arch)))
+    said = header.not_judged(header.read(derived(tmp_path, key, value, kind, arch)))
     assert role in said
     assert bool(role) == bool(said)
 
@@ -111,13 +111,6 @@ def test_a_number_of_layers_that_is_none_is_one_sentence(value, kind, sub, tmp_p
 def test_a_name_is_plain_from_the_start(tmp_path):
     [found] = given.give(str(derived(tmp_path, "general.name", "a&b [c] | d", STRING)))
     assert found.spec.name == "a?b ?c? ? d"
-
-
-def test_a_file_without_a_name_keeps_the_first_that_it_was_given(tmp_path):
-    path = derived(tmp_path, "general.name", None)
-    first = given.give(str(path))[0].file
-    moved = path.rename(tmp_path / "other.gguf")
-    assert given.give(str(moved))[0].file == first == ("derived", "file", first[2])
 
 
 # ------------------------------------------------------------------ what a command is started with

@@ -9,7 +9,7 @@ from typing import Any
 from llama_meter.cells import Comparison
 from llama_meter.measure import quantizing
 from llama_meter.measure.plan import Plan
-from llama_meter.models import given, noted, recipes, registry, synthetic, tensors
+from llama_meter.models import given, recipes, registry, synthetic, tensors
 from llama_meter.models.header import read
 from llama_meter.models.tensors import TensorInfo
 
@@ -70,7 +70,7 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
         "scale": scale,
         "dtype": dtype,
         "synthetic": not spec.trained,
-        "sha256": noted.sha256(path),
+        "sha256": tensors.sha256(path),
         "file_bytes": path.stat().st_size,
         "n_params": spec.n_params,
         "assumptions": list(spec.assumptions),
@@ -83,7 +83,7 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
 def digest(name: str, scale: str, dtype: str) -> str:
     """The hash of what lies in a file's place now: the one in its fact, unless it was replaced. StudyError for none."""
     parts = given.FILES[name, scale, dtype].parts if scale == registry.GIVEN else ()
-    return noted.of_parts(parts if len(parts) > 1 else [recipes.model_path(name, scale, dtype)])
+    return tensors.sha256_of_parts(parts if len(parts) > 1 else [recipes.model_path(name, scale, dtype)])
 
 
 def _shape(spec: registry.ModelSpec) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     assert isinstance(cell, OnModel)
     stage("load")
     if isinstance(cell, Gate) and cell.judges == "consistent":
-        from llama_meter.models import header, roles  # gguf takes a third of a second, and only gates need it
+        from llama_meter.models import header  # gguf takes a third of a second, and only gates need it
 
-        if role := roles.not_judged(header.read(path)):
+        if role := header.not_judged(header.read(path)):
             raise NotJudgedError(path.name, role, "name a model that writes text")
     with _open(cell, path) as (session, load_ns, log):
         workload = RUNS[type(cell)]

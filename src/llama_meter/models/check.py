@@ -12,9 +12,9 @@ from typing import Any
 from gguf import ReaderTensor
 
 from llama_meter.errors import StudyError
-from llama_meter.models import registry, roles
+from llama_meter.models import registry
 from llama_meter.models.finding import AGAIN, Finding, block, listed
-from llama_meter.models.header import Header, check_path, core, read, shape, type_name
+from llama_meter.models.header import Header, check_path, core, not_a_model, read, shape, type_name
 from llama_meter.models.registry import ARCHS, ModelSpec
 
 SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them beside any matrix, the oracle knows none
@@ -111,7 +111,7 @@ def inspect(path: Path) -> tuple[list[Finding], Header | None]:
 
 def of_header(header: Header) -> list[Finding]:
     """Findings about a whole file of PLaMo; of any other file one: what it is. StudyError as `spec_of`."""
-    if what := roles.not_a_model(header):
+    if what := not_a_model(header):
         return [what]
     if header.arch not in ARCHS:
         why = f"general.architecture is {header.arch!r:.60}, not one of {', '.join(ARCHS)}"

@@ -26,7 +26,7 @@ def fetch(repository: str, name: str, revision: str = "main", sha256: str = "") 
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         why = str(error).splitlines()[0]
         raise StudyError(f"{repository} {name}", why, "check both names and the network") from error
-    found = tensors.sha256(path)
+    found = tensors.read_sha256(path)
     if sha256 and found != sha256.lower():
         raise StudyError(str(path), f"its SHA-256 is {found}, not {sha256}", "delete it and fetch it again")
     return path, found

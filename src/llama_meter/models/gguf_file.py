@@ -1,4 +1,4 @@
-"""Writing a GGUF file, whole or not at all: tensors in chunks, and the keys that follow from a shape.
+"""Writing a GGUF file, whole or not at all: numbers narrowed, tensors in chunks, the keys that follow from a shape.
 
 The caller supplies weights and vocabulary.
 """
@@ -20,6 +20,22 @@ from llama_meter.models.registry import ModelSpec
 from llama_meter.models.tensors import TensorInfo
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+BLOCK = 32  # weights that share one scale in Q8_0
+STORED: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # the upper half of an F32
+    "Q8_0": np.dtype([("scale", "<f2"), ("q", "i1", BLOCK)]),
+}
+
+
+def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """Float32 numbers, one dimension, as the items of a GGML type (see `STORED`).
+
+    The `gguf` package rounds, bit for bit as llama.cpp does. Numbers beyond F16's range become infinite.
+    """
+    with np.errstate(all="ignore"):
+        return gguf.quantize(values, gguf.GGMLQuantizationType[dtype]).view(STORED[dtype])
 
 
 def check_space(path: Path, n_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Model files that a user gives by path: what each is, the name of its rows, and whether it may be measured.
 
-A file is never copied, moved or written to. Its hash is remembered (noted.py), so that a large file is read once. Where
-only a repaired copy can be measured, it is made on request alone, in data/models/repaired.
+A file is never copied, moved or written to. Where only a repaired copy can be measured, it is made on request alone, in
+data/models/repaired.
 """
 
 import os
@@ -17,11 +17,10 @@ from gguf import LlamaFileType
 from llama_meter import paths
 from llama_meter.disk import expanded, plain, plain_name
 from llama_meter.errors import StudyError
-from llama_meter.models import check, header, noted, registry, repair, roles
+from llama_meter.models import check, header, registry, repair, tensors
 from llama_meter.models.finding import Finding, blocking
-from llama_meter.models.header import Header, check_path, type_name
+from llama_meter.models.header import PART, Header, check_path, type_name
 from llama_meter.models.registry import ARCHS, GIVEN, ModelSpec
-from llama_meter.models.roles import PART
 
 REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
@@ -106,18 +105,16 @@ def _one(path: Path) -> Given:
     check_path(path)
     whole = path.resolve()
     opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
-    if (what := roles.not_a_model(opened)) and what.code != "split":
+    if (what := header.not_a_model(opened)) and what.code != "split":
         raise StudyError(str(path), what.evidence, what.mend)
     parts = _parts(path, whole, opened)
     heads = [opened, *(header.read(part) for part in parts[1:])]
     if not opened.arch:
         raise StudyError(str(path), "does not name its architecture", "give a model's GGUF")
-    digest, findings = noted.of_parts(parts), tuple(_checked(heads))
+    digest, findings = tensors.sha256_of_parts(parts), tuple(_checked(heads))
     if worst := blocking(findings):
         return _one(_repaired(parts, digest, worst))
     spec, dtype = check.spec_of(heads, _name(path, opened)), _dtype(heads)
-    if not _said(opened):
-        spec = replace(spec, name=noted.name(parts[0], spec.name))
     clash = FILES.get((spec.name, GIVEN, dtype))
     if clash and clash.sha256 != digest:
         spec = replace(spec, name=f"{spec.name} {digest[:6]}")
@@ -126,10 +123,10 @@ def _one(path: Path) -> Given:
 
 def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
     """All parts of a split file, the given one first; it must be the first."""
-    number, count = roles.split_of(opened)
+    number, count = header.split_of(opened)
     if count < 2:
         return (whole,)
-    named = roles.named_parts(path, count)
+    named = header.named_parts(path, count)
     if not named:
         why = f"is part {number} of {count}, and its name does not say so: the engine looks for the parts by name"
         raise StudyError(str(path), why, f"name it as it was published: NAME-{number:05d}-of-{count:05d}.gguf")

@@ -9,9 +9,9 @@ from gguf import GGMLQuantizationType
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
-from llama_meter.models import registry, roles, tensors
+from llama_meter.models import registry, tensors
 from llama_meter.models.file_types import FILE_TYPES, FLOATS
-from llama_meter.models.header import read
+from llama_meter.models.header import not_a_model, read
 from llama_meter.models.tensors import TensorInfo
 
 KEPT = (*dict.fromkeys(default for _, default in FILE_TYPES.values()), "MXFP4")  # types of single tensors
@@ -102,7 +102,7 @@ def check_source(source: Path, recipe: Recipe) -> None:
     and for an exception whose kind the file lacks.
     """
     table = tensors.tensor_table(source)
-    if what := roles.not_a_model(read(source)):
+    if what := not_a_model(read(source)):
         raise StudyError(str(source), what.evidence, what.mend)
     types = {tensor.dtype for tensor in table} - set(FLOATS)
     if types:

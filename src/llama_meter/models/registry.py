@@ -24,8 +24,7 @@ class ModelSpec:
     """One model at one scale: every number that decides the tensors of its file.
 
     Sizes are element counts, `context_length` and `window` are tokens. Mamba fields are 0 for PLaMo 3,
-    window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/embedded.py), not random. `values`: how
-    random weights are drawn (models/values.py), "" in every study but the one that compares them.
+    window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/synthetic.py), not random.
     """
 
     name: str
@@ -51,7 +50,6 @@ class ModelSpec:
     d_conv: int = 0
     parameters: int | None = None
     trained: bool = False
-    values: str = ""
     assumptions: tuple[str, ...] = ()
     sha256: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -135,21 +133,11 @@ def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise StudyError(str(path), f"the model registry cannot be read ({error})", f"git checkout {path}") from error
     specs: dict[tuple[str, str], ModelSpec] = {}
-    for name, own in raw.get("models", {}).items():
-        entry = _with_values(own, raw["models"]) if "like" in own else own
+    for name, entry in raw.get("models", {}).items():
         for scale in SCALES:
             if scale in entry:
                 specs[name, scale] = _spec(path, name, scale, entry, raw.get("arch", {}))
     return specs
-
-
-def _with_values(own: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
-    """The full-size entry of the model that `own` names as `like`, with other values in the same tensors."""
-    model = models[own["like"]]
-    return {name: model[name] for name in ("arch", "parameters") if name in model} | {
-        "assumptions": [*model.get("assumptions", ()), f"random weights, {own['values']}"],
-        "shape": model["shape"] | {"values": own["values"]},
-    }
 
 
 def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[str, Any]) -> ModelSpec:

@@ -1,15 +1,19 @@
-"""GGUF files with random weights in a model's exact shapes, for speed; chapter 6 compares them with other values.
+"""GGUF files with random weights in a model's exact shapes, for speed, and the embedded models in the types asked for.
 
 Every weight is q · step with q a whole number in -127..127 (triangular) and one step per 32 weights, itself a
 whole number 5..16 times a power of two. Such a product fits F32, F16 and Q8_0 exactly, so these three files of
 one seed hold equal numbers; BF16 rounds. Only exact or correctly rounded arithmetic is used and each tensor has
 its own random stream, so the same spec, type and seed give the same bytes on any machine.
 
-It does not know PLaMo: the weights are noise scaled so that activations keep a size of about one.
+The weights are noise scaled so that activations keep a size of about one.
+
+A model whose mini is `trained` in data/models.toml has its F16 file in the repository (model card:
+data/models/README.md); its other types are written from that.
 """
 
 import hashlib
 import math
+import shutil
 from collections.abc import Iterator
 from itertools import chain, islice, product
 from pathlib import Path
@@ -20,13 +24,16 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_meter.errors import StudyError
-from llama_meter.models import embedded, gguf_file, recipes, registry, tensors, values
-from llama_meter.models.gguf_file import Progress
+from llama_meter.disk import growing
+from llama_meter.errors import StudyError, unwritable
+from llama_meter.models import gguf_file, recipes, registry, tensors
+from llama_meter.models.gguf_file import BLOCK, STORED, Progress, narrow
 from llama_meter.models.registry import ModelSpec
 from llama_meter.models.tensors import TensorInfo
-from llama_meter.models.values import BLOCK
 
+COMMITTED = Path(__file__).resolve().parents[3] / "data" / "models"  # where, when PLAMO_STUDY_ROOT names another tree
+SOURCE = "F16"  # the type that is committed
+KEPT = ("general.name", "general.description", "general.license")
 WORDS_SPACE = 16 << 20  # bytes on disk for header and vocabulary, with room to spare
 CHUNK = 1 << 12  # blocks generated at a time: 128 Ki weights stay in the processor's cache
 Q_STD = math.sqrt((128**2 - 1) / 6)  # of the difference of two uniform draws from 128 whole numbers
@@ -48,15 +55,15 @@ def make(name: str, scale: str, dtype: str, progress: Progress | None = None) ->
     """The path of a registered model, written if missing: with random weights (seed 0), or the trained ones.
 
     Raises StudyError when an existing file is damaged, differs from its pinned hash (mini) or lacks the planned
-    tensors (shape), and for everything `write`, `embedded.make` and `registry.spec` raise it for.
+    tensors (shape), and for everything `write`, `convert` and `registry.spec` raise it for.
     """
     spec, path = registry.spec(name, scale), recipes.model_path(name, scale, dtype)
     if spec.trained:
-        return embedded.make(spec, dtype, progress)
+        return _trained(spec, dtype, progress)
     if not path.exists():
         return write(spec, dtype, path, progress=progress)
     pin = spec.sha256.get(dtype)
-    if pin and tensors.sha256(path) != pin:
+    if pin and tensors.read_sha256(path) != pin:
         raise StudyError(str(path), "differs from the hash in data/models.toml", tensors.REMAKE)
     if not pin and tensors.tensor_table(path) != tensors.planned_table(spec, dtype):
         raise StudyError(str(path), "does not have this model's tensors", tensors.REMAKE)
@@ -84,46 +91,37 @@ def write(
         _add_metadata(writer, spec, dtype, head_count_array)
         _add_vocabulary(writer, spec.vocab)
         gguf_file.check_space(path, sum(t.n_bytes for t in table) + WORDS_SPACE)
-        gguf_file.stream(writer, [(tensor, _values(spec, tensor, seed)) for tensor in table], progress)
+        gguf_file.stream(writer, [(tensor, _values(tensor, seed)) for tensor in table], progress)
     return path
 
 
-def _values(spec: ModelSpec, tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
-    seed += spec.values == values.AGAIN
-    if tensors.stays_f32(tensor.name):
-        yield values.small(spec.values, tensor, _small(tensor, seed), seed)
-    elif spec.values == values.LIFELIKE:
-        yield from values.lifelike(tensor, spread(tensor), seed)
-    else:
-        yield from _chunks(tensor, seed, own_scales=spec.values == values.SCALES)
+def _values(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
+    return iter([_small(tensor, seed)]) if tensors.stays_f32(tensor.name) else _chunks(tensor, seed)
 
 
-def spread(tensor: TensorInfo) -> float:
+def _spread(tensor: TensorInfo) -> float:
     """Standard deviation of a tensor's weights."""
     return GAINS.get(tensor.kind, 1.0) / math.sqrt(tensor.shape[-1])
 
 
-def _chunks(tensor: TensorInfo, seed: int, own_scales: bool = False) -> Iterator[NDArray[Any]]:
+def _chunks(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
     plus, minus, step = (_bits(seed, tensor.name, part) for part in ("plus", "minus", "step"))
-    unit, k0 = _step(spread(tensor))
+    unit, k0 = _step(_spread(tensor))
     n_blocks = tensor.n_elements // BLOCK
     for start in range(0, n_blocks, CHUNK):
         n = min(CHUNK, n_blocks - start)
         q = _quants(plus, minus, n * BLOCK).reshape(n, BLOCK)
         steps = (k0 - (_bytes(step, n) & 3)).astype(np.float32) * np.float32(unit)
-        if own_scales:
-            bell = _bytes(step, 8 * n).view("<u2").reshape(n, 4).sum(axis=1, dtype=np.float64) / 65536 - 2  # σ² = 1/3
-            steps *= np.exp(values.BLOCK_SPREAD * (3**0.5 * bell - values.BLOCK_SPREAD)).astype(np.float32)
         yield _encode(tensor.dtype, q, steps)
 
 
 def _encode(dtype: str, q: NDArray[np.int8], steps: NDArray[np.float32]) -> NDArray[Any]:
     """Blocks (n, 32) of whole numbers and their n steps, as items of a GGML type."""
     if dtype == "Q8_0":
-        blocks = np.empty(len(q), values.STORED[dtype])
+        blocks = np.empty(len(q), STORED[dtype])
         blocks["scale"], blocks["q"] = steps, q
         return blocks
-    return values.narrow((q * steps[:, None]).ravel(), dtype)
+    return narrow((q * steps[:, None]).ravel(), dtype)
 
 
 def _step(std: float) -> tuple[float, int]:
@@ -189,3 +187,58 @@ def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(3)
     writer.add_eot_token_id(4)
+
+
+def _trained(spec: ModelSpec, dtype: str, progress: Progress | None = None) -> Path:
+    """The path of a trained model's file: the committed one, or one written from it if missing.
+
+    Raises StudyError for an unknown type, when a file differs from its pin, and when the committed one is not here.
+    """
+    path = recipes.model_path(spec.name, spec.scale, dtype)
+    registry.check_dtype(dtype)
+    if not path.exists():
+        if dtype != SOURCE:
+            return convert(spec, _trained(spec, SOURCE), path, dtype, progress)
+        _copy(spec, path)
+    if tensors.read_sha256(path) != spec.sha256.get(dtype):
+        mend = f"git checkout -- {path}" if dtype == SOURCE else tensors.REMAKE
+        raise StudyError(str(path), "differs from the hash in data/models.toml", mend)
+    return path
+
+
+def convert(spec: ModelSpec, source: Path, path: Path, dtype: str, progress: Progress | None = None) -> Path:
+    """Write `source`, an F16 file of `spec`, with matrices of type `dtype`, and return `path`.
+
+    F32 holds the same numbers; BF16 and Q8_0 round them as llama.cpp does. The same bytes on every machine.
+    Raises StudyError for an unknown type or a folder that cannot be written.
+    """
+    registry.check_dtype(dtype)
+    reader = gguf.GGUFReader(source)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    table = tensors.planned_table(spec, dtype)
+    gguf_file.check_space(path, sum(tensor.n_bytes for tensor in table) + WORDS_SPACE)
+    with gguf_file.writing(path, spec.arch) as writer:
+        for key in KEPT:
+            if field := reader.get_field(key):
+                writer.add_string(key, field.contents())
+        gguf_file.add_shape(writer, spec, dtype)
+        for key, field in reader.fields.items():
+            if key.startswith("tokenizer."):
+                writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
+        numbers = [np.ascontiguousarray(stored[tensor.name].data, np.float32).ravel() for tensor in table]
+        narrowed = [iter([narrow(each, tensor.dtype)]) for each, tensor in zip(numbers, table, strict=True)]
+        gguf_file.stream(writer, list(zip(table, narrowed, strict=True)), progress)
+    return path
+
+
+def _copy(spec: ModelSpec, path: Path) -> None:
+    committed = COMMITTED / path.name
+    if not committed.exists():
+        why = f"the trained model of {spec.name} is committed, and it is not here"
+        raise StudyError(str(path), why, f"git checkout -- data/models/{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with growing(path) as partial:
+            shutil.copyfile(committed, partial)
+    except OSError as error:
+        raise unwritable(path, error) from error

@@ -2,12 +2,18 @@
 
 import functools
 import hashlib
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import msgspec
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from llama_meter import paths
+from llama_meter.disk import growing
 from llama_meter.errors import StudyError
 from llama_meter.models import header as headers
 from llama_meter.models.header import Header, shape, type_name
@@ -75,14 +81,33 @@ def table_of(header: Header) -> list[TensorInfo]:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits, read in pieces; cached per process while the file is unchanged.
+    """SHA-256 of a file as 64 hex digits, read in pieces where it is new or looks other than when it was read.
 
-    Raises StudyError when it cannot be read.
+    It is remembered in data/models/given.json, so that a large file is read once. Raises StudyError when it cannot be
+    read. What exists to catch changed bytes asks `read_sha256`.
     """
+    before = looks(path)
+    known = _memory().get(str(path.resolve()))
+    if known and known.looks == before:
+        return known.sha256
+    digest = read_sha256(path)
+    if looks(path) == before:  # nobody wrote to it meanwhile
+        _remember(path, Known(before, digest))
+    return digest
+
+
+def read_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, cached per process while the file looks the same. StudyError as `sha256`."""
     try:
         return _digest(path.resolve(), *looks(path))
     except OSError as error:
         raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
+
+
+def sha256_of_parts(parts: Sequence[Path]) -> str:
+    """The hash of a file with all its parts: of the hashes of these where there are several."""
+    digests = [sha256(part) for part in parts]
+    return digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def looks(path: Path) -> tuple[int, int, int, int]:
@@ -98,3 +123,27 @@ def looks(path: Path) -> tuple[int, int, int, int]:
 def _digest(path: Path, *_looks: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Known(msgspec.Struct, frozen=True):
+    """How a file looked, and its hash."""
+
+    looks: tuple[int, int, int, int]
+    sha256: str
+
+
+_writing = threading.Lock()  # files are hashed side by side
+
+
+def _remember(path: Path, known: Known) -> None:
+    with _writing, suppress(OSError, StudyError):  # a folder that cannot be written to: the next call reads it again
+        paths.MODELS.mkdir(parents=True, exist_ok=True)
+        with growing(paths.MODELS / "given.json") as partial:
+            partial.write_bytes(msgspec.json.encode(_memory() | {str(path.resolve()): known}))
+
+
+def _memory() -> dict[str, Known]:
+    try:
+        return msgspec.json.decode((paths.MODELS / "given.json").read_bytes(), type=dict[str, Known])
+    except (OSError, msgspec.MsgspecError):  # none, or one that is torn
+        return {}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from llama_meter.models import inventory, registry
+from llama_meter import paths
+from llama_meter.models import registry
 from llama_meter.models.finding import Finding
 from plamo_study.cli.report import console, short
 from plamo_study.cli.terminal import Terminal, grid
@@ -18,9 +19,10 @@ def models() -> None:
     shown = grid("model", "scale", "parameters", "file here", "MB")
     for spec in specs:
         start = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M")
-        for path in inventory.files_of(spec):
+        files = sorted(paths.MODELS.glob(f"{spec.name}.{spec.scale}.*.gguf"))
+        for path in files:
             shown.add_row(*start, path.name, f"{path.stat().st_size / 1e6:,.1f}")
-        if not inventory.files_of(spec):
+        if not files:
             shown.add_row(*start, "nothing", "")
     Terminal().print(shown)
     for name, said in {spec.name: " ".join(spec.assumptions) for spec in specs if spec.assumptions}.items():

@@ -6,7 +6,6 @@ Quality, fragile tensors and the numeric range have plans of their own.
 from dataclasses import replace
 
 from llama_meter.cells import Cell, Decode, MatMul
-from llama_meter.errors import StudyError
 from llama_meter.measure import machine
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
@@ -16,11 +15,9 @@ from llama_meter.measure.plan import (
     MATMUL_SIZE,
     MODELS,
     Plan,
-    ceilings,
     change,
     check_scale,
     kernels_of,
-    lean,
     on_file,
     scale_of,
     threads_of,
@@ -34,9 +31,6 @@ IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # wh
 PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types whose layout on x86 differs from the file's
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
 REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
-AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
-LIFELIKE = "-lifelike"  # suffix of the model whose values look trained: a scale of its own for every block
-LIFELIKE_TYPES, LIFELIKE_STEPS, LIFELIKE_BLOCKS = ("Q8_0", "Q4_0", "F16"), 4, 12  # F16: without scales, a control
 VECTOR_SIZE = {"mini": 4096, "shape": 16384}  # mini: it fits the cache; else 4 times that or more
 
 
@@ -67,26 +61,6 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         "05-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
     )
     return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
-
-
-def lifelike(scale: str, gpu: bool = False) -> Plan:
-    """The ratios over the reference in files that look trained, with many scales, beside the usual four a tensor.
-
-    Of the first model, on the CPU: a prompt and a few steps, beside the ceilings of the same hour. Every process reads
-    its weights into its own memory, so no file keeps a fixed place. Gates are those of a reader's own machine, which
-    both studies share.
-    """
-    check_scale(scale)
-    if scale != "shape":
-        raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
-    base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=LIFELIKE_STEPS, use_mmap=False)
-    base = change(base, n_threads=machine.performance_cores())
-    cells = [change(base, model=f"{MODELS[0]}{kind}", dtype=t) for t in LIFELIKE_TYPES for kind in ("", LIFELIKE)]
-    reading, product = ceilings(scale, gpu=False, threads=(base.n_threads,))
-    products = kernels_of([(MODELS[0], scale, dtype) for dtype in LIFELIKE_TYPES], product)
-    planned = lean("05-lifelike", scale, (reading, *products, *cells))
-    gates = tuple(change(gate, use_mmap=True) for gate in planned.gates)
-    return replace(planned, gates=gates, blocks=LIFELIKE_BLOCKS)
 
 
 def kernels(scale: str, gpu: bool = False) -> tuple[MatMul, ...]:

@@ -30,7 +30,7 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
         if cell.dtype != "F32":
             quantizer.quantize(file, file.with_suffix(".quantized"), FILE_TYPES[cell.dtype][0])
             file = file.with_suffix(".quantized")
-        digest = tensors.sha256(file)
+        digest = tensors.read_sha256(file)
         stage(cell.question)
         answer = hybrid_questions.ask(cell.question, cell.number, file, config, cell.seed, cell.planted, cell.longer)
     errors, refused = list(answer.error.values()), bool(answer.refused)
