@@ -30,7 +30,6 @@ LONGEST = (
     "test_doors",
     "test_probe",
     "test_engines",
-    "test_darwin_sweeps",
     "test_oracle",
     "test_children",
     "test_foreign_names",

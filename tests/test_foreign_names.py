@@ -14,7 +14,7 @@ from IPython.core.formatters import DisplayFormatter
 from nbconvert.filters import markdown2html
 
 from llama_meter import journal, paths
-from llama_meter.measure.facts import plain, plainly
+from llama_meter.disk import plain_name as plain, plainly
 from llama_meter.rows import Fact, Row, content_id, row_key
 from plamo_study.publish import pages
 from plamo_study.show.tables import Table, escaped

@@ -189,7 +189,7 @@ def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing
     assert len(of_workers(rows())) == after
     ours, (engine, gpus) = machine.facts(), bench._asked("")
     assert engine["pinned"], "else a build of other bytes is another engine"
-    monkeypatch.setattr(machine, "facts", lambda: ours | {"python": OTHER_PYTHON, "compiler": "another"})
+    monkeypatch.setattr(machine, "facts", lambda: ours | {"python": OTHER_PYTHON})
     monkeypatch.setattr(bench, "_asked", lambda folder: (engine | {"sha256": OTHER_BUILD}, gpus))
     found.interrupt_after, before = None, len(found.cells)
     assert go(given_files, 240) == 0

@@ -117,7 +117,6 @@ def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
     total = mini_file().stat().st_size
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (total, total)
-    assert len(seen) == len(tensors.tensor_table(out))
     assert sorted(path.name for path in out.parent.iterdir()) == ["out.gguf"]
     measured(mini("gate", dtype="Q8_0", n_prompt=32, n_gen=4), out)
 
@@ -158,7 +157,7 @@ def test_a_disk_that_fills_up_on_the_way_is_told_as_such(tmp_path, request):
 
 def test_an_abort_of_the_engine_is_told_with_its_assertion(tmp_path):
     source = patched(tmp_path / "patched.gguf", b"plamo2.block_count", 4, struct.pack("<I", 0))
-    aborted = refused(r"SIGABRT: GGML_ASSERT\(.*n_layer.*failed", source, tmp_path / "out.gguf")
+    aborted = refused(r"SIGABRT: .*GGML_ASSERT\(.*n_layer.*failed", source, tmp_path / "out.gguf")
     assert "models check" in aborted.mend
 
 

@@ -19,7 +19,7 @@ from conftest import ATTENTION, HYBRID, mini
 from llama_meter import journal, paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import bench, identity, machine, plan, process, runner, watch
+from llama_meter.measure import bench, machine, plan, process, runner, watch
 from llama_meter.measure.tasks import Tasks
 from llama_meter.models import given, registry, synthetic
 from llama_meter.rows import Conditions, Row, content_id
@@ -475,7 +475,7 @@ def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_p
         rows = runner.sweep(small_plan((mini("prefill", n_prompt=16),), blocks=1), tmp_path / name).rows
         facts = frame.facts(journal.read(tmp_path / name))
         found.append(recording.Recording(frame.frame(rows, facts), facts, "small", "mini", "live"))
-    assert found[0].rows["machine"].unique().tolist() == [content_id(identity.of_machine(machine.facts()))]
+    assert found[0].rows["machine"].unique().tolist() == [content_id(machine.lasting(machine.facts()))]
     assert [evidence.chips(each).endswith(" + a GPU") for each in found] == [False, True]
     assert "gpus" not in engine
     assert all(gpu["memory_bytes"] > 0 for gpu in gpus)

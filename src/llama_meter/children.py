@@ -17,16 +17,16 @@ from contextlib import contextmanager, suppress
 
 NOWHERE = "/"  # working directory of other people's tools: only the system's owner can put files there
 GUARD = 'read -r child && { read -r end; kill -s KILL -- "$child"; }'  # the second line never comes: the pipe closes
-PLACES = re.compile(  # inherited: where programs, libraries and files lie, and in which words a program speaks
-    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_\w+|(LD|DYLD)_\w*PATH|VIRTUAL_ENV|CONDA_PREFIX|"
-    r"PYTHON(PATH|HOME|SAFEPATH|PYCACHEPREFIX|DONTWRITEBYTECODE|NOUSERSITE)|CUDA_(HOME|PATH|CACHE_PATH)|"
-    r"PLAMO_STUDY_\w+|LLAMA_(CPP_LIB_PATH|SERVER)"
+PLACES = (  # inherited: where programs, libraries and files lie, and in which words a program speaks
+    *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "LD_", "DYLD_", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("PYTHON", "PLAMO_STUDY_", "LLAMA_CPP_LIB_PATH", "LLAMA_SERVER"),
 )
-SETTINGS = re.compile(  # inherited and recorded: which devices the engine uses, and how it computes
-    r"GGML_\w+|CUDA_(?!HOME|PATH|CACHE_PATH|VERSION|ROOT)\w+|CUBLAS_\w+|NVIDIA_TF32_OVERRIDE|(HIP|ROCR|HSA|SYCL|ZES)_\w+|"
-    r"ONEAPI_DEVICE_SELECTOR|(VK|MESA|RADV|LP|MTL|METAL)_\w+|GLIBC_TUNABLES|MALLOC_\w+|LD_PRELOAD|DYLD_INSERT_LIBRARIES|"
-    r"OPENBLAS_CORETYPE|GOMP_SPINCOUNT|OMP_WAIT_POLICY"
+SETTINGS = (  # inherited and recorded: which devices the engine uses, and how it computes
+    *("GGML_", "CUDA_", "CUBLAS_", "NVIDIA_TF32_OVERRIDE", "HIP_", "ROCR_", "HSA_", "VK_", "METAL_", "MTL_"),
+    *("GLIBC_TUNABLES", "MALLOC_", "LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "OPENBLAS_CORETYPE"),
+    *("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
 )
+UNRECORDED = ("CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "CUDA_VERSION", "GGML_NO_BACKTRACE")
 OURS = {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
 FOLDERS = re.compile(r"[^\s:,;=]*/")  # in front of a file's name
 MOST_SETTING = 200  # characters that are recorded of one setting
@@ -34,17 +34,13 @@ MOST_SETTING = 200  # characters that are recorded of one setting
 
 def environment() -> dict[str, str]:
     """The environment of a process that is measured: what was chosen of ours, and what this project sets."""
-    return {name: value for name, value in os.environ.items() if _is(PLACES, name) or _is(SETTINGS, name)} | OURS
+    return {name: value for name, value in os.environ.items() if name.startswith(PLACES + SETTINGS)} | OURS
 
 
 def settings(variables: Mapping[str, str]) -> list[str]:
     """What in an environment may change a measurement, as NAME=VALUE in order of the names; of paths the last part."""
-    names = sorted(name for name in variables if _is(SETTINGS, name) and name not in OURS)
+    names = sorted(name for name in variables if name.startswith(SETTINGS) and name not in UNRECORDED)
     return [f"{name}={FOLDERS.sub('', variables[name])}"[:MOST_SETTING] for name in names]
-
-
-def _is(kind: re.Pattern[str], name: str) -> bool:
-    return kind.fullmatch(name) is not None
 
 
 def python(*arguments: str) -> list[str]:
@@ -61,15 +57,15 @@ def keep_python_safe() -> None:
 def guard() -> Iterator[Callable[[int], None]]:
     """Yield a function that registers a child (pid) or a process group (negative): killed if this process dies.
 
-    A lifeline is not enough: a stopped process does not notice that it closed, and a server has none. SIGKILL also ends
-    stopped processes on Linux and macOS. The guard leads its own session, where a stop meant for others does not reach.
+    SIGKILL also ends stopped processes on Linux and macOS. The guard leads its own session, where a stop meant for
+    others does not reach.
     """
     keeper = subprocess.Popen(["/bin/sh", "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True, cwd=NOWHERE)
     assert keeper.stdin
 
     def name(child: int) -> None:
         assert keeper.stdin
-        with suppress(BrokenPipeError):  # the guard was killed: the lifeline remains
+        with suppress(BrokenPipeError):  # somebody killed the guard
             keeper.stdin.write(f"{child}\n".encode())
             keeper.stdin.flush()
 

@@ -145,6 +145,7 @@ def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
     return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
 
 
+SENTENCES = ("assumptions", "build", "description", "engine_description")  # of a fact
 UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™'・]|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -158,6 +159,17 @@ def plain_name(name: str) -> str:
         lambda found: found[0] if unicodedata.category(found[0][0]).startswith("M") else "?",
         unicodedata.normalize("NFC", name),
     )
+
+
+def plainly(value: Any) -> Any:
+    """A fact, or a part of one, with all its names plain, keys too; sentences, which tables escape, stay unchanged."""
+    if isinstance(value, str):
+        return plain_name(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(plainly, value))
+    if isinstance(value, dict):
+        return {plain_name(key): part if key in SENTENCES else plainly(part) for key, part in value.items()}
+    return value
 
 
 def check_file(path: Path, most: int = MOST) -> None:

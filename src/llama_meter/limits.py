@@ -14,7 +14,6 @@ ROUNDINGS = 3  # a replayed sequence is wrong beyond this multiple of its record
 OTHERS_LIMIT = 0.05  # of the machine's CPUs, taken by other processes or other guests
 WAITED_LIMIT = 0.05  # of a CPU: the worker's threads ready to run, and none free
 LOAD_LIMIT = 0.5  # of rows without evidence: runnable threads beyond the journal's own, over the minute before
-SLOW_WEIGHT = 1 / 3  # of time on an efficiency core among what others take: such a core does about a third
 THROTTLED_LIMIT = 0.05  # of a CPU: a quota held the worker's control group
 # Of the CPUs that a worker's threads could fill. Those of 1,300 recorded rows of half a second or more fill 0.87 and
 # more where nothing else took CPUs; two threads on a quota of one CPU fill 0.5.

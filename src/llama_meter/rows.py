@@ -23,7 +23,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_pressure: str = "unknown"  # macOS: normal, warning or critical
     swapped_bytes: int | None = None  # moved to swap and back since the system began
     gpu_used: float | None = None  # share of the busiest GPU in use lately, where the system says
-    gpu_mhz: float | None = None  # clock of the slowest GPU, where the system says
+    gpu_mhz: float | None = None  # clock of the slowest GPU; this and the load, clock and pressure below in older rows
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,7 +57,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     involuntary: int = 0  # context switches: a CPU was taken away
     voluntary: int = 0  # context switches: the worker itself waited for something
     others_ns: int | None = None  # CPU time of everything else on the machine
-    others_slow_ns: int | None = None  # of it at most so much on efficiency cores
     throttled_ns: int | None = None  # a CPU quota held the worker's control group
     stolen_ns: int | None = None  # the hypervisor gave a CPU to another guest
     pressure_ns: int | None = None  # some task somewhere waited for a CPU (pressure-stall information, "some")
@@ -73,7 +72,6 @@ class Conditions(State, frozen=True, kw_only=True, omit_defaults=True):
 
     load_1min: float | None = None  # threads ready to run before the worker, in the mean over a minute
     before: State | None = None  # just before the worker; None in rows older than this
-    throttled_us: int = 0  # cgroup CPU throttling while the worker ran
     peak_rss_bytes: int = 0
     timed: Evidence | None = None  # what was counted around the timed parts alone
     whole: Evidence | None = None  # and from spawn to end
@@ -194,13 +192,13 @@ def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, repli
     """The identity of a measurement: what is measured, on which files, build and machine, and which replicate it is.
 
     The ids are those of facts, so what a fact holds decides what is measured again. It holds what changes a time, and
-    nothing that merely comes with an update; `measure.identity` takes the facts apart.
+    nothing that merely comes with an update; `measure.machine` takes the facts apart.
 
     - A file: all of it, by its hash. Other weights, even of one shape, may give other results.
     - A machine: chip, cores, cache, memory and GPUs, which set its ceilings; the system's name and first version
       number, and Python's first two, with which threads, memory and the loop around the engine may change. Not the
-      rest of these versions, the build of the kernel, or the compiler of Python; and memory in whole GiB, since
-      kernels keep some of it for themselves.
+      rest of these versions or the build of the kernel; and memory in whole GiB, since kernels keep some of it for
+      themselves.
     - An engine: the versions of bindings, llama.cpp and ggml, the instructions and options that its libraries report,
       which libraries there are, the first version number of their compiler, and what its `engine.toml` says of
       patches (by hash), options and environment. Not the bytes of libraries that come from the locked sources: these

@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from llama_meter.cells import Cell, OnEngine
+from llama_meter.disk import plainly
 from llama_meter.errors import MORE_MEMORY, StudyError, says_memory
 from llama_meter.journal import Journal
-from llama_meter.measure import identity, machine, system, watch
-from llama_meter.measure.facts import plainly
+from llama_meter.measure import machine, watch
 from llama_meter.measure.files import digest, model_fact
 from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import Outcome, work
@@ -65,16 +65,16 @@ class Bench:
         needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
         asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
         engines = {folder: facts for folder, (facts, _) in asked.items()}
-        lasting = {folder: identity.of_engine(facts) for folder, facts in engines.items()}
+        lasting = {folder: machine.lasting_engine(facts) for folder, facts in engines.items()}
         self.engines = {folder: self._add_fact("engine", facts) for folder, facts in lasting.items()}
         gpus = next((gpus for _, gpus in asked.values() if gpus), [])
         layers = max((abs(cell.n_gpu_layers) for cell in plan.asked if isinstance(cell, OnEngine)), default=0)
         if layers and not gpus:
             raise StudyError("layers on a GPU", "the engine finds none here", "leave n_gpu_layers out, or give 0")
         here = machine.facts() | ({"gpus": gpus} if gpus else {})
-        self.machine = self._add_fact("machine", identity.of_machine(here))
+        self.machine = self._add_fact("machine", machine.lasting(here))
         self.systems = {
-            folder: self._add_fact("system", identity.system(here, facts))
+            folder: self._add_fact("system", machine.updated(here, facts))
             for folder, facts in (engines or {"": {}}).items()
         }
         files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
@@ -101,7 +101,7 @@ class Bench:
         StudyError where another file lies in a file's place by then: its gate and its facts are those of the first.
         """
         before = watch.before_row() if task.cell.is_timed else machine.state()
-        started, load, throttled = self.clock.now(), machine.load(), system.throttled_ns() or 0
+        started = self.clock.now()
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=self.clock.seconds() + left_s)
@@ -111,9 +111,7 @@ class Bench:
                 why = "was replaced while it was measured: this row is not kept"
                 raise StudyError(str(recipes.model_path(*file)), why, "run the command again: it is judged anew")
         conditions = Conditions(
-            load_1min=None if load is None else round(load, 2),
             before=before,
-            throttled_us=((system.throttled_ns() or 0) - throttled) // 1000,
             peak_rss_bytes=outcome.measured.peak_rss_bytes,
             timed=outcome.measured.evidence,
             whole=outcome.evidence,

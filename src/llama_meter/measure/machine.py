@@ -1,6 +1,6 @@
-"""Facts about this machine and its state. Everything that differs between Linux and macOS is in this module.
+"""What this machine is, and the state it is in. Everything that differs between Linux and macOS is in this module.
 
-What a system need not say is read through `system.optional`: it is None or "unknown" where it cannot be read.
+What a system does not say is None or "unknown": it ends no measurement, and it marks no row.
 """
 
 import os
@@ -11,34 +11,98 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from itertools import count
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import psutil
 
 from llama_meter.limits import PRESSURES
-from llama_meter.measure import system
-from llama_meter.measure.system import optional
 from llama_meter.rows import State
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MACOS = sys.platform == "darwin"
+PROC, SYS, GROUPS = Path("/proc"), Path("/sys"), Path("/sys/fs/cgroup")  # macOS has none of them
+CPUS = "devices/system/cpu/cpu[0-9]*"
 SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
+SMALLEST_CACHE = 32 << 20  # bytes assumed where a system reports no cache
 PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # the name under which macOS publishes OSThermalPressureLevel
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
 MEMORY_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}  # DISPATCH_MEMORYPRESSURE_* of dispatch/source.h
-ANSWER_S = 10.0  # that a program of the system may take to answer
-STATE_S = 2.0  # the same for the state around a row, which is asked for twice a row
+ANSWER_S = 5.0  # that a program of the system may take to answer
 ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 EFFICIENCY = "Efficiency"  # the level of a Mac's cores that get no thread; the others are Super and Performance
-SMALLEST_CACHE = 32 << 20  # bytes assumed where a system reports no cache
+GIB = 1 << 30
+UPDATED = ("os", "python", "memory_bytes")  # what of a machine's facts an update changes
+REBUILT = ("sha256", "description")  # and of an engine's, where it is built again from the same sources
+
+Counters = dict[str, int | None]  # what was counted so far, by the names of `Evidence`, and `busy_ns` of all CPUs
+
+
+def optional(read: Callable[P, T]) -> Callable[P, T | None]:
+    """A reader of a fact that a system need not say: None where it is absent, refused, or of another form."""
+
+    @wraps(read)
+    def reading(*args: P.args, **how: P.kwargs) -> T | None:
+        try:
+            return read(*args, **how)
+        except Exception:  # libraries that ask a system raise whatever its answer makes them stumble over
+            return None
+
+    return reading
+
+
+def _text(path: Path) -> str:
+    """What a file of the kernel says; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    """What a program of the system prints; empty where there is none, or where it does not answer in time."""
+    try:
+        environment = os.environ | {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"}  # sysctl is there
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=ANSWER_S, check=False)
+        return done.stdout.decode(errors="replace").strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+# ---------------------------------------------------------------- what it is
+
+
+def facts() -> dict[str, Any]:
+    """What identifies this machine; two runs on one machine give the same dictionary.
+
+    A Mac also says how many cores its GPU has: they differ between chips of one name, as bandwidth does.
+    """
+    gpu_cores = re.findall(r'"gpu-core-count" *= *(\d+)', _output(*ACCELERATORS) if MACOS else "")
+    return {
+        "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else _chip(),
+        "cores": psutil.cpu_count(logical=False),
+        "performance_cores": performance_cores(),
+        "memory_bytes": memory_bytes(),
+        "last_level_cache_bytes": last_level_cache(),
+        "os": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "wired_limit_mb": _output("sysctl", "-n", "iogpu.wired_limit_mb") if MACOS else "",
+        **({"gpu_cores": int(gpu_cores[0])} if gpu_cores else {}),
+    }
+
+
+def _chip() -> str:
+    """The processor by its model and family; by its part where the kernel knows no name, as of most ARM cores."""
+    pairs = (line.partition(":") for line in reversed(_text(PROC / "cpuinfo").splitlines()))
+    said = {key.strip(): value.strip() for key, _, value in pairs}
+    part = f"{platform.machine()} part {said['CPU part']}" if "CPU part" in said else "unknown processor"
+    return f"{said.get('model name') or part} (family {said.get('cpu family', '?')})"
 
 
 def performance_cores() -> int:
@@ -46,34 +110,40 @@ def performance_cores() -> int:
 
     On Linux its affinity mask and the CPU quotas of its control groups limit them, and threads of one core count once.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return _cores_of_a_mac() or os.cpu_count() or 1
-    allowed, quota = os.sched_getaffinity(0), system.quota()
-    usable = min(system.cores(allowed), _physical_cores() or len(allowed))
-    return max(min(usable, usable if quota is None else int(quota)), 1)
+    if MACOS:
+        return sum(n for name, n in _levels().items() if name != EFFICIENCY) or os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    fast = allowed - (_listed(SYS / "devices/cpu_atom/cpus") or set()) or allowed  # Intel's hybrids
+    siblings = {_text(SYS / f"devices/system/cpu/cpu{n}/topology/thread_siblings_list") or n for n in fast}
+    usable = min(len(siblings), psutil.cpu_count(logical=False) or len(siblings))
+    quotas = [int(quota) for group in _groups() if (quota := _quota(group))]
+    return max(min([usable, *quotas]), 1)
 
 
-_CORES: list[int] = []  # of a Mac, once it said: asking takes milliseconds, and a forecast asks for every cell
+@cache
+def _levels() -> dict[str, int]:
+    """A Mac's physical cores by the name of their level: Super, Performance, Efficiency."""
+    names = [f"hw.perflevel{level}.{what}" for level in range(3) for what in ("name", "physicalcpu")]
+    said = re.findall(r"hw\.perflevel(\d)\.(\w+): (\w+)", _output("sysctl", *names))
+    levels = {(level, what): value for level, what, value in said}
+    return {levels[level, "name"]: int(n) for (level, what), n in levels.items() if what == "physicalcpu"}
 
 
-def _cores_of_a_mac() -> int | None:
-    if not _CORES and (cores := sum(n for name, n in _levels() if name != EFFICIENCY)):
-        _CORES.append(cores)
-    return next(iter(_CORES), None)
-
-
-def _levels() -> list[tuple[str, int]]:
-    """A Mac's cores by the name of their level: Super, Performance, Efficiency; an unnamed second level is the last."""
-    levels = []
-    for level in range(_integer(_output("sysctl", "-n", "hw.nperflevels")) or 0):
-        name = _output("sysctl", "-n", f"hw.perflevel{level}.name") or (EFFICIENCY if level else "")
-        levels.append((name, _integer(_output("sysctl", "-n", f"hw.perflevel{level}.physicalcpu")) or 0))
-    return levels
+@optional
+def _listed(path: Path) -> set[int]:
+    """The CPUs in a list such as 0-3,8."""
+    parts = [part.partition("-") for part in path.read_text(encoding="ascii").split(",")]
+    return {n for first, _, last in parts for n in range(int(first), int(last or first) + 1)}
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:
     """How many processes of `n_threads` threads and `n_bytes` of memory run side by side here; at least one."""
-    return max(min(performance_cores() // n_threads, (_free_bytes() or 0) // n_bytes), 1)
+    return max(min(performance_cores() // n_threads, psutil.virtual_memory().available // n_bytes), 1)
+
+
+def memory_bytes() -> int:
+    """Bytes of this machine's memory."""
+    return int(psutil.virtual_memory().total)
 
 
 def last_level_cache() -> int:
@@ -81,196 +151,111 @@ def last_level_cache() -> int:
 
     Apple's chips share one more cache between GPU and CPU, which no sysctl reports: the largest known size is assumed.
     """
-    return SYSTEM_CACHE if MACOS else system.largest_cache() or SMALLEST_CACHE
+    if MACOS:
+        return SYSTEM_CACHE
+    sizes = [re.match(r"(\d+)K", _text(path)) for path in SYS.glob("devices/system/cpu/cpu0/cache/index*/size")]
+    return max((int(size[1]) << 10 for size in sizes if size), default=SMALLEST_CACHE)
 
 
-def slow_cpus() -> frozenset[int]:
-    """The CPUs that are efficiency cores, by the numbers under which the system counts their time."""
-    return efficiency_cores() if MACOS else system.slow_cpus()
+def lasting(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a machine's facts a key holds: the system's first version number, Python's first two, memory in GiB.
+
+    `rows.row_key` says what a key is made of, and why.
+    """
+    facts = {name: value for name, value in machine.items() if name != "gpus"}
+    facts |= {"os": _version(facts["os"], 1), "python": _version(facts["python"], 2)}
+    facts |= {"memory_bytes": _whole(facts["memory_bytes"])}
+    boards = [board | {"memory_bytes": _whole(board["memory_bytes"])} for board in machine.get("gpus", ())]
+    return facts | ({"gpus": boards} if boards else {})
 
 
-@cache  # it takes some 20 ms, and is asked for around every timed part
-def efficiency_cores() -> frozenset[int]:
-    """A Mac's efficiency cores: its device tree names the cluster of each CPU. An Ultra has two such clusters."""
-    said = re.split(r"\+-o cpu(\d+)@", _output("ioreg", "-r", "-d", "1", "-k", "cluster-type"))
-    kinds = {
-        int(n): re.search(r'"cluster-type" = <"(\w)">', entry) for n, entry in zip(said[1::2], said[2::2], strict=True)
-    }
-    return frozenset(n for n, kind in kinds.items() if kind and kind.group(1) == "E")
+def lasting_engine(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an engine's facts a key holds; the hash of its libraries only where their sources are not `pinned`."""
+    aside = ("pinned", "description", *(["sha256"] if engine.get("pinned") else []))
+    return {name: value for name, value in engine.items() if name not in aside}
 
 
-@optional
-def _physical_cores() -> int | None:
-    return psutil.cpu_count(logical=False)
+def updated(machine: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The rest of both: what a row tells and no key holds."""
+    facts = {name: machine[name] for name in UPDATED}
+    return facts | {f"engine_{name}": engine[name] for name in REBUILT if name in engine}
 
 
-@optional
-def _free_bytes() -> int:
-    return int(psutil.virtual_memory().available)
+def _version(name: str, n: int) -> str:
+    """A name with the first `n` numbers of its version: "Linux 6" of "Linux 6.18.44-generic"."""
+    match = re.match(rf"(?:\D* )?\d+(?:\.\d+){{{n - 1}}}", name)
+    return match.group() if match else name
 
 
-def memory_bytes() -> int:
-    """Bytes of this machine's memory."""
-    return _memory_bytes() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _whole(n_bytes: int) -> int:
+    """Memory in whole GiB, in bytes: what a kernel keeps for itself differs by build."""
+    return max(round(n_bytes / GIB), 1) * GIB
 
 
-@optional
-def _memory_bytes() -> int:
-    return int(psutil.virtual_memory().total)
-
-
-@optional
-def _integer(said: str) -> int:
-    return int(said)
-
-
-@optional
-def load() -> float:
-    """Threads that were ready to run, in the mean over the last minute."""
-    return os.getloadavg()[0]
-
-
-def facts() -> dict[str, Any]:
-    """What identifies this machine; two runs on one machine give the same dictionary."""
-    return {
-        "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else system.chip(),
-        "cores": _physical_cores(),
-        "performance_cores": performance_cores(),
-        "memory_bytes": memory_bytes(),
-        "last_level_cache_bytes": last_level_cache(),
-        "os": f"{platform.system()} {platform.release()}",
-        "architecture": platform.machine(),
-        "compiler": platform.python_compiler(),
-        "python": platform.python_version(),
-        "wired_limit_mb": _output("sysctl", "-n", "iogpu.wired_limit_mb") if MACOS else "",
-    } | _of_mac()
+# ---------------------------------------------------------------- the state it is in
 
 
 def state() -> State:
-    """The state of this machine now, read without root. A Mac's programs are asked side by side.
+    """The state of this machine now, read without root.
 
-    Where each fact of a Mac comes from:
-
-    - thermal: the level that its governor acts on, OSThermalPressureLevel of libkern/OSThermalNotification.h. On
-      Apple's own chips `pmset -g therm` reports no pressure even while they are throttled.
-    - memory_pressure: sysctl_memorystatus_vm_pressure_level in xnu's bsd/kern/kern_memorystatus_notify.c, which asks
-      for no privilege on macOS.
-    - swapped_bytes: "Swapins" and "Swapouts" of vm_stat. `vm.swapusage` says how much lies in swap, not how much moves,
-      and psutil's counts (`psutil_swap_mem`) are of all pages read from files.
-    - gpu_used: "Device Utilization %" in the PerformanceStatistics of AGXAccelerator, which the driver averages over a
-      time that nobody documents. The clock needs Apple's private IOReport, and is not read.
-
-    On Linux use and clock are those of NVIDIA's boards, which NVML averages over a second at most.
+    A Mac's heat is the level that its governor acts on, OSThermalPressureLevel of libkern/OSThermalNotification.h: on
+    Apple's own chips `pmset -g therm` reports no pressure even while they are throttled. Use of its GPU is "Device
+    Utilization %" in the PerformanceStatistics of AGXAccelerator, averaged over a time that nobody documents; of
+    NVIDIA's boards NVML averages it over a second at most.
     """
+    plugged: Any = getattr(_battery(), "power_plugged", None)
+    source = {True: "ac", False: "battery"}.get(plugged, "unknown")
     if not MACOS:
+        governors = [_text(path).strip() for path in sorted(SYS.glob(f"{CPUS}/cpufreq/scaling_governor"))[:1]]
+        mode, swap = next(iter(governors), "") or "unknown", psutil.swap_memory()
         return State(
-            power_source=_power_source() or "unknown",
-            power_mode=system.governor() or "unknown",
-            swapped_bytes=_swapped(
-                r"^pswp(?:in|out) (\d+)$", system.text(system.PROC / "vmstat"), resource.getpagesize()
-            ),
-            **_boards(),
+            power_source=source, power_mode=mode, swapped_bytes=swap.sin + swap.sout, gpu_used=_use_of_boards()
         )
-    source, modes, level, short, pages, gpus = _outputs(
-        ("pmset", "-g", "batt"),
-        ("pmset", "-g"),
-        ("notifyutil", "-g", PRESSURE_LEVEL),
-        ("sysctl", "-n", "kern.memorystatus_vm_pressure_level"),
-        ("vm_stat",),
-        ACCELERATORS,
-    )
-    mode = re.search(r"^ *(?:low)?powermode +(\d)", modes, re.MULTILINE)
-    pressure = re.search(r"pressurelevel ([0-4])$", level)
-    size = re.search(r"page size of (\d+) bytes", pages)
-    used = [int(percent) for percent in re.findall(r'"Device Utilization %" *= *(\d+)', gpus)]
+    mode_of = re.search(r"^ *(?:low)?powermode +(\d)", _output("pmset", "-g"), re.MULTILINE)
+    pressure = re.search(r"pressurelevel ([0-4])$", _output("notifyutil", "-g", PRESSURE_LEVEL))
+    used = [int(percent) for percent in re.findall(r'"Device Utilization %" *= *(\d+)', _output(*ACCELERATORS))]
     return State(
-        power_source="ac" if "AC Power" in source else "battery" if "Battery Power" in source else "unknown",
-        power_mode=POWER_MODES.get(mode.group(1), "unknown") if mode else "unknown",
-        thermal=PRESSURES[int(pressure.group(1))] if pressure else "unknown",
-        memory_pressure=MEMORY_LEVELS.get(short, "unknown"),
-        swapped_bytes=_swapped(r"^Swap(?:ins|outs): +(\d+)\.$", pages, int(size.group(1))) if size else None,
+        power_source=source,
+        power_mode=POWER_MODES.get(mode_of[1], "unknown") if mode_of else "unknown",
+        thermal=PRESSURES[int(pressure[1])] if pressure else "unknown",
+        memory_pressure=MEMORY_LEVELS.get(_output("sysctl", "-n", "kern.memorystatus_vm_pressure_level"), "unknown"),
         gpu_used=max(used) / 100 if used else None,
     )
 
 
 @optional
-def _power_source() -> str | None:
-    battery = psutil.sensors_battery()
-    return None if battery is None or battery.power_plugged is None else "ac" if battery.power_plugged else "battery"
-
-
-def _boards() -> dict[str, Any]:
-    """`gpu_used` of the busiest and `gpu_mhz` of the slowest of NVIDIA's boards, as far as they answer."""
-    nvml, boards = nvidia_boards()
-    used = [share for board in boards if (share := _board_used(nvml, board)) is not None]
-    clocks = [mhz for board in boards if (mhz := _board_mhz(nvml, board)) is not None]
-    return ({"gpu_used": max(used)} if used else {}) | ({"gpu_mhz": min(clocks)} if clocks else {})
+def _battery() -> Any:
+    """The battery; None without one. A container may hide where Linux tells of it."""
+    return psutil.sensors_battery()
 
 
 @optional
-def _board_used(nvml: Any, board: Any) -> float:
-    return float(nvml.nvmlDeviceGetUtilizationRates(board).gpu / 100)
-
-
-@optional
-def _board_mhz(nvml: Any, board: Any) -> float:
-    return float(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM))
-
-
-def nvidia_boards() -> tuple[Any, list[Any]]:
-    """The module of NVML and its handles of NVIDIA's boards: none where it is not installed or does not answer."""
-    return _nvidia_boards() or (None, [])
-
-
-@optional
-def _nvidia_boards() -> tuple[Any, list[Any]]:
-    if find_spec("pynvml") is None:
-        return None, []
+def _use_of_boards() -> float:
+    """Share of the busiest of NVIDIA's boards in use; None where the package, the driver or a board is missing."""
     import pynvml  # an optional package
 
     pynvml.nvmlInit()
-    return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    return float(max(pynvml.nvmlDeviceGetUtilizationRates(board).gpu for board in boards) / 100)
 
 
-def _swapped(pattern: str, said: str, page_bytes: int) -> int | None:
-    """Bytes of the pages swapped in and out; None where both are not counted."""
-    pages = re.findall(pattern, said, re.MULTILINE)
-    return sum(map(int, pages)) * page_bytes if len(pages) == 2 else None
+def sleeps_when_closed() -> bool:
+    """Whether this is a Mac with a lid. Closing it puts the Mac to sleep, whatever keeps it awake otherwise."""
+    return MACOS and _battery() is not None
 
 
-def _of_mac() -> dict[str, Any]:
-    """What tells Macs with a chip of one name apart, each where it is reported; empty elsewhere.
-
-    GPU cores differ between chips of one name, as bandwidth does.
-    """
-    if not MACOS:
-        return {}
-    gpu_cores = re.findall(r'"gpu-core-count" *= *(\d+)', _output(*ACCELERATORS))
-    traits: dict[str, Any] = {"gpu_cores": int(gpu_cores[0])} if gpu_cores else {}
-    if EFFICIENCY in (levels := dict(_levels())):
-        traits["efficiency_cores"] = levels[EFFICIENCY]
-    build = _output("sw_vers", "-buildVersion")
-    return traits | ({"macos_build": build} if build else {})
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep a Mac from sleeping while measurements run; no effect elsewhere. Its display may go dark."""
+    keeper = subprocess.Popen(["caffeinate", "-ims", "-w", str(os.getpid())]) if MACOS else None
+    try:
+        yield
+    finally:
+        if keeper:
+            keeper.terminate()
 
 
-@dataclass(frozen=True)
-class Counters:
-    """What the system has counted so far; None where it does not count. Times are nanoseconds."""
-
-    wall_ns: int
-    cpu_ns: int
-    involuntary: int
-    voluntary: int
-    waited_ns: int | None
-    busy_ns: int | None
-    slow_busy_ns: int | None  # of it, on efficiency cores
-    stolen_ns: int | None
-    pressure_ns: int | None
-    stalled_ns: int | None
-    hot: int | None
-    throttled_ns: int | None  # summed over CPUs: a quota held this process's control group
-    stops: int = 0
-
+# ---------------------------------------------------------------- what it counts
 
 _stops: list[int] = []  # SIGCONT signals received
 
@@ -281,66 +266,26 @@ def count_stops() -> None:
     signal.siginterrupt(signal.SIGCONT, False)  # as without a handler: system calls restart by themselves
 
 
-def was_stopped(child: int) -> bool:
-    """Whether a child of this process was stopped or continued since the last call.
-
-    Always False where the system cannot report it without waiting for the child's end (macOS before Python 3.13).
-    """
-    if not hasattr(os, "waitid"):
-        return False
-    try:
-        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WCONTINUED | os.WNOHANG) is not None
-    except ChildProcessError:
-        return False
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process, or one that it started, is stopped now; False for one that is gone."""
-    return bool(_is_stopped(pid))
-
-
-@optional
-def _is_stopped(pid: int) -> bool:
-    process = psutil.Process(pid)
-    return any(member.status() in STOPPED for member in (process, *process.children(recursive=True)))
-
-
-def awake_or_not_ns() -> int:
-    """Nanoseconds of a clock that keeps running while the machine sleeps."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
 def counters(children: bool = False) -> Counters:
-    """Counters of this process, or of its ended children, and of the whole machine; the call costs 0.2 ms."""
-    own = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
-    times, slow = _cpu_times(), slow_cpus()
-    return Counters(
-        wall_ns=time.perf_counter_ns(),
-        cpu_ns=round((own.ru_utime + own.ru_stime) * 1e9),
-        involuntary=own.ru_nivcsw,
-        voluntary=own.ru_nvcsw,
-        waited_ns=None if children else waited_ns(os.getpid()),
-        busy_ns=None if times is None else _busy_ns(times),
-        slow_busy_ns=_slow_busy_ns(slow) if slow else None,
-        stolen_ns=None if times is None or not hasattr(times, "steal") else round(times.steal * 1e9),
-        pressure_ns=system.pressure_ns("cpu"),
-        stalled_ns=system.pressure_ns("memory"),
-        hot=system.hot(),
-        throttled_ns=system.throttled_ns(),
-        stops=0 if children else len(_stops),
-    )
+    """Counters of this process, or of its ended children, and of the whole machine; the call costs 0.2 ms.
 
-
-@optional
-def _cpu_times() -> Any:
-    return psutil.cpu_times()
-
-
-@optional
-def _slow_busy_ns(slow: frozenset[int]) -> int:
-    """Nanoseconds that some CPUs computed; CPUs that are off are not among those that the system counts."""
-    numbers: Iterable[int] = sorted(system.online() or ()) or count()
-    return sum(_busy_ns(times) for n, times in zip(numbers, psutil.cpu_times(percpu=True), strict=False) if n in slow)
+    Times are nanoseconds; None for what the system does not count.
+    """
+    own, times = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF), psutil.cpu_times()
+    waited = [] if children else [waited for _, waited, _ in threads(os.getpid()).values()]
+    return {
+        "wall_ns": time.perf_counter_ns(),
+        "cpu_ns": round((own.ru_utime + own.ru_stime) * 1e9),
+        "involuntary": own.ru_nivcsw,
+        "voluntary": own.ru_nvcsw,
+        "waited_ns": sum(waited) if waited else None,
+        "busy_ns": _busy_ns(times),
+        "stolen_ns": round(times.steal * 1e9) if hasattr(times, "steal") else None,
+        "stalled_ns": _stalled_ns(),
+        "hot": _hot(),
+        "throttled_ns": throttled_ns(),
+        "stops": 0 if children else len(_stops),
+    }
 
 
 def _busy_ns(times: Any) -> int:
@@ -350,20 +295,70 @@ def _busy_ns(times: Any) -> int:
     return round((sum(times) - idle) * 1e9)
 
 
-def waited_ns(pid: int) -> int | None:
-    """Nanoseconds that a process's living threads were ready to run without a CPU; None where it is not counted."""
-    counts = threads(pid)
-    return sum(waited for _, waited in counts.values()) if counts else None
+@optional
+def _stalled_ns() -> int:
+    """For how long some task of this machine waited for memory."""
+    return int(re.findall(r"^some .*total=(\d+)", _text(PROC / "pressure/memory"), re.MULTILINE)[0]) * 1000
 
 
-def threads(pid: int) -> dict[str, tuple[int, int]] | None:
-    """Nanoseconds that each living thread of a process ran and waited for a CPU; None where they are not counted."""
-    return {name: (ran, waited) for name, (ran, waited, _) in system.schedstat(pid).items()} or None
+def _hot() -> int | None:
+    """How often CPUs were slowed because they were hot; None where nothing counts it."""
+    counts = [_text(path) for path in SYS.glob(f"{CPUS}/thermal_throttle/core_throttle_count")]
+    return sum(map(int, filter(None, counts))) if counts else None
 
 
-def timeslices(pid: int) -> int:
-    """How often the living threads of a process have been scheduled so far; 0 where it is not counted."""
-    return sum(times for _, _, times in system.schedstat(pid).values())
+def threads(pid: int) -> dict[str, tuple[int, int, int]]:
+    """Nanoseconds that each living thread of a process ran and waited for a CPU, and how often it was scheduled.
+
+    Empty where the system does not count them, as on a Mac, or where the process is gone.
+    """
+    said = {path.parent.name: _text(path).split() for path in (PROC / str(pid) / "task").glob("*/schedstat")}
+    return {name: (int(words[0]), int(words[1]), int(words[2])) for name, words in said.items() if len(words) > 2}
+
+
+def _groups() -> list[Path]:
+    """Folders of the control groups (version 2) that hold this process, each before what holds it.
+
+    In a container they end with what it sees as the top.
+    """
+    inside = re.search(r"^0::/(.*)$", _text(PROC / "self/cgroup"), re.MULTILINE)
+    own = GROUPS / (inside[1] if inside else "")
+    return [own, *own.parents[: len(own.relative_to(GROUPS).parts)]]
+
+
+@optional
+def _quota(group: Path) -> float:
+    """CPUs' worth of time that a group allows; None for "max", without a limit."""
+    most, period = _text(group / "cpu.max").split()
+    return float(most) / float(period)
+
+
+def throttled_ns() -> int | None:
+    """Nanoseconds, summed over CPUs, for which a quota held these groups so far; None where nothing counts it."""
+    said = "".join(_text(group / "cpu.stat") for group in _groups())
+    counts = re.findall(r"^throttled_usec (\d+)$", said, re.MULTILINE)
+    return 1000 * sum(map(int, counts)) if counts else None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped now; False for one that is gone."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def awake_or_not_ns() -> int:
+    """Nanoseconds of a clock that keeps running while the machine sleeps."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words: a signal by its name."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+# ---------------------------------------------------------------- memory
 
 
 @dataclass(frozen=True)
@@ -381,73 +376,19 @@ def memory() -> Memory:
     return Memory(info.rss, getattr(info, "uss", None), getattr(info, "pss", None))
 
 
-@optional
-def mapped(path: Path) -> int:
+def mapped(path: Path) -> int | None:
     """This process's share in bytes of the pages of a mapped file; None where the system does not report it (macOS)."""
+    if MACOS:
+        return None
     maps = psutil.Process().memory_maps()
     return sum(region.pss for region in maps if region.path == str(path.resolve()))
 
 
-def report_no_abort() -> None:
-    """On a Mac, turn an abort of this process into an exit code: each signal that dumps core starts a crash report.
-
-    A report is seconds of other work beside the next measurement, for every abort that a study expects. `_exit` is safe
-    in any handler, and is the handler itself: the exit code is the signal's number. `ended_by` reads it.
-    """
-    if MACOS:
-        import ctypes  # only for this: a handler in Python would run too late for abort()
-
-        system = ctypes.CDLL(None)
-        system.signal.argtypes, system.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-        system.signal(signal.SIGABRT, ctypes.cast(system._exit, ctypes.c_void_p))
-
-
-def ended_by(code: int) -> int:
-    """The number of the signal that ended a worker or a server, from its exit code; 0 for none."""
-    return -code if code < 0 else int(signal.SIGABRT) if MACOS and code == signal.SIGABRT else 0
-
-
-def how_ended(code: int) -> str:
-    """An exit code in words: a signal by its name."""
-    return signal.Signals(number).name if (number := ended_by(code)) else f"exit code {code}"
-
-
-def sleeps_when_closed() -> bool:
-    """Whether this is a Mac with a lid. Closing it puts the Mac to sleep, whatever keeps it awake otherwise."""
-    return MACOS and "InternalBattery" in _output("pmset", "-g", "batt")
-
-
-@contextmanager
-def awake() -> Iterator[None]:
-    """Keep a Mac from sleeping while measurements run; no effect elsewhere. Its display may go dark."""
-    keeper = subprocess.Popen(["caffeinate", "-ims", "-w", str(os.getpid())]) if MACOS else None
-    try:
-        yield
-    finally:
-        if keeper:
-            keeper.terminate()
-
-
-def _output(*command: str, most_s: float | None = None) -> str:
-    """What a program of the system prints; empty where there is none, or where it does not answer in time."""
-    most_s = ANSWER_S if most_s is None else most_s
-    try:
-        environment = os.environ | {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"}  # sysctl is there
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=most_s, check=False)
-        return done.stdout.decode(errors="replace").strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _outputs(*commands: tuple[str, ...]) -> list[str]:
-    """What several programs print, run side by side within STATE_S."""
-    with ThreadPoolExecutor(len(commands)) as threads:
-        return list(threads.map(lambda command: _output(*command, most_s=STATE_S), commands))
-
-
 def peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes; 0 where the system does not say.
+    """Largest resident set of this process so far, in bytes.
 
     On Linux `ru_maxrss` is inherited from the parent that spawned this process, so the kernel's own record is read.
     """
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if MACOS else system.peak_rss() or 0
+    if MACOS:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", _text(PROC / "self/status"))[0])

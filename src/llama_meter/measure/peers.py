@@ -4,7 +4,6 @@ Messages are Python objects, bytes follow the message that announces them. Both 
 what a computation needs. Whoever dies closes its connection; `started` then says how it ended.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -71,19 +70,17 @@ class Peer:
 def started(module: str, tasks: Mapping[str, msgspec.Struct], files: Sequence[int] = ()) -> Iterator[dict[str, Peer]]:
     """Start a process for each task, by its name, which does `serve(task, connection)` of a module of ours.
 
-    They belong to this process's group and hold a lifeline to it, so none outlives it, however it ends. `files`: file
-    descriptors that they inherit. One that is taken out of the dictionary is missed by nobody.
+    They belong to this worker's group, so none outlives it, however it ends (`process.work`). `files`: file descriptors
+    that they inherit. One that is taken out of the dictionary is missed by nobody.
     StudyError names the process that ended, where one did.
     """
-    lifeline, ours = os.pipe()
     peers: dict[str, Peer] = {}
     try:
         for name, task in tasks.items():
             near, far = Pipe()
-            command = children.python("-m", __name__, str(lifeline), str(far.fileno()), module)
-            fds = [lifeline, far.fileno(), *files]
+            command = children.python("-m", __name__, str(far.fileno()), module)
             with far:  # only the process keeps this end, and its death closes the connection
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[far.fileno(), *files])
             peers[name] = Peer(name, process, near)
             near.send(task)
         yield peers
@@ -92,8 +89,6 @@ def started(module: str, tasks: Mapping[str, msgspec.Struct], files: Sequence[in
     finally:
         for peer in peers.values():
             peer.kill()
-        os.close(lifeline)
-        os.close(ours)
 
 
 def _missed(peers: Sequence[Peer], error: Exception) -> StudyError:
@@ -109,5 +104,5 @@ def _missed(peers: Sequence[Peer], error: Exception) -> StudyError:
 
 if __name__ == "__main__":  # in a process that `started` made: an error is written to the worker's log
     worker.begin()
-    with worker.failing(), Connection(int(sys.argv[2])) as line:
-        import_module(sys.argv[3]).serve(line.recv(), line)
+    with worker.failing(), Connection(int(sys.argv[1])) as line:
+        import_module(sys.argv[2]).serve(line.recv(), line)

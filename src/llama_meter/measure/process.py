@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from llama_meter.measure import machine, watch, worker
 from llama_meter.rows import Evidence, Failure, Measured, Status, heard
 
 LOG_LINES = 20
+MOST_LOG = 1 << 24  # bytes of a log that is read while the worker runs
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
 # Threads of the engine sleep while they wait for one another. Read by OpenMP alone: an engine built without it, as on a
 # Mac, has threads of its own, which spin for a moment and then sleep.
@@ -36,6 +38,7 @@ SILENT: dict[Late | Literal["quota"], str] = {
 }
 KILLED = "another program killed it; where memory runs out, the system does: take a smaller file or a shorter context"
 LOOKS = 12  # checks of a worker within its time limit, each costing this process some tens of microseconds
+LOG_LOOK_S = 0.2  # between two checks of a worker whose log is followed
 MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: most limits, and seconds beyond the first
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
@@ -65,6 +68,7 @@ def work(
     engine: str = "",
     workload: str = "",
     ends_at: float = math.inf,
+    on_log: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Spawn a worker for `job` and wait; after `time_limit_s` seconds it is killed, and the outcome is a hang.
 
@@ -75,9 +79,9 @@ def work(
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `workload`: module with the `RUNS`
     of this job, where measure/phases.py does not do it.
     `ends_at`: the deadline by time.monotonic(), after which TimeUpError is raised.
+    `on_log`: called with the log so far, every LOG_LOOK_S.
     """
-    lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
-    command = children.python("-m", worker.__name__, str(lifeline), *filter(None, [workload]))
+    command = children.python("-m", worker.__name__, *filter(None, [workload]))
     with tempfile.TemporaryFile() as log, children.guard() as guarded:
         before = machine.counters(children=True)
         child = subprocess.Popen(
@@ -85,19 +89,25 @@ def work(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            pass_fds=[lifeline],
             start_new_session=True,
-            env=_waiting(job) | _environment(engine) | _blas(job),
+            env=_environment(job, engine),
         )
         guarded(-child.pid)
-        result, late = b"", None
+
+        def follow() -> None:
+            if on_log:
+                on_log(os.pread(log.fileno(), MOST_LOG, 0).decode(errors="replace"))
+
         try:
             onlooker = watch.Onlooker(child.pid)
-            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s, onlooker, ends_at)
+            looks = max(LOOKS, int(time_limit_s / LOG_LOOK_S)) if on_log else LOOKS
+            result, late = _answer(
+                child, msgspec.json.encode(job) + b"\n", time_limit_s, onlooker, ends_at, looks, follow
+            )
         finally:
-            _end(child)
-            os.close(lifeline)
-            os.close(ours)
+            with suppress(ProcessLookupError, PermissionError):  # none is left, or only zombies (macOS)
+                os.killpg(child.pid, signal.SIGKILL)  # it leads its own group: whatever it started ends too
+            child.wait()
         evidence = watch.since(before, machine.counters(children=True))
         evidence = msgspec.structs.replace(evidence, held_ns=onlooker.held_ns)
         log.seek(0)
@@ -105,45 +115,38 @@ def work(
     return _outcome(child, result, late, text, evidence)
 
 
-def _environment(engine: str) -> dict[str, str]:
-    """The chosen environment with the engine's folder, and what its build asks for where that is not set."""
-    ours = children.environment() | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
-    asked = note.read(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
-    return dict(setting.split("=", 1) for setting in asked) | ours
+def _environment(job: msgspec.Struct, engine: str) -> dict[str, str]:
+    """What a worker inherits, the engine's folder, what its build asks for where that is not set, and its threads.
 
-
-def _blas(job: msgspec.Struct) -> dict[str, str]:
-    """As many BLAS threads as the cell asks for: workers run side by side, and idle BLAS threads spin."""
-    cell = getattr(job, "cell", None)
-    return dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
-
-
-def _waiting(job: msgspec.Struct) -> dict[str, str]:
-    """A gate's threads do not spin: beside a busy process they would block the core that another thread needs.
-
-    Threads of timed cells do spin, as by default: sleeping, they take a third longer on an idle machine (44 instead of
-    34 ms a step at full size on two cores), though beside a busy process they take 52 ms instead of some 1,400.
+    BLAS has as many as the cell: workers run side by side, and idle BLAS threads spin. A gate's threads do not spin:
+    beside a busy process they would block the core that another thread needs. Threads of timed cells do, as by default:
+    sleeping, they take a third longer on an idle machine (44 instead of 34 ms a step at full size on two cores), though
+    beside a busy process they take 52 ms instead of some 1,400.
     """
-    return YIELDING if isinstance(getattr(job, "cell", None), Gate) else {}
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a worker and every process it started: it leads its own process group."""
-    with suppress(ProcessLookupError, PermissionError):  # none is left, or only zombies (macOS)
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    cell, chosen = getattr(job, "cell", None), {"LLAMA_CPP_LIB_PATH": engine} if engine else {}
+    ours = children.environment() | chosen
+    asked = note.read(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
+    threads = dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
+    waiting = YIELDING if isinstance(cell, Gate) else {}
+    return waiting | dict(setting.split("=", 1) for setting in asked) | ours | threads
 
 
 def _answer(
-    child: subprocess.Popen[bytes], job: bytes, limit_s: float, onlooker: watch.Onlooker, ends_at: float
+    child: subprocess.Popen[bytes],
+    job: bytes,
+    limit_s: float,
+    onlooker: watch.Onlooker,
+    ends_at: float,
+    looks: int,
+    follow: Callable[[], None],
 ) -> tuple[bytes, Late | None]:
-    """The worker's output, or why waiting for it ended; the worker is checked `LOOKS` times per limit.
+    """The worker's output, or why waiting for it ended; the worker is checked `looks` times per limit.
 
     A check that finds the worker held does not count towards its limit; their total is bounded all the same.
     """
     payload: bytes | None = job
-    pause, left = limit_s / LOOKS, LOOKS
-    for _ in range(int(LOOKS * min(MOST_LIMITS, 1 + MOST_MORE_S / limit_s))):
+    pause, left = limit_s / looks, looks
+    for _ in range(int(looks * min(MOST_LIMITS, 1 + MOST_MORE_S / limit_s))):
         try:
             answer = child.communicate(payload, timeout=min(pause, max(ends_at - time.monotonic(), 0)))[0]
         except subprocess.TimeoutExpired:
@@ -153,11 +156,12 @@ def _answer(
         else:
             onlooker.held(pause)
             return answer, None
+        follow()
         held = onlooker.held(pause)
         left -= not held
         if not left and not onlooker.starved(limit_s):
             return b"", "hang"
-        left = left or LOOKS
+        left = left or looks
     return b"", "stopped" if held else "starved"
 
 
@@ -173,7 +177,7 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
-    ended_by = machine.ended_by(child.returncode)
+    ended_by = max(-child.returncode, 0)
     why = "quota" if late == "starved" and watch.throttled(whole) else late
     killed = KILLED if ended_by == signal.SIGKILL and not late else ""
     failure = Failure(
@@ -184,11 +188,6 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
     partial = Measured(checks=heard(lines))  # before it ended
-    status: Status = "starved" if late == "stopped" else late or _status(ended_by)
+    of_signal: Status = "abort" if ended_by == signal.SIGABRT else "killed" if ended_by else "error"
+    status: Status = "starved" if late == "stopped" else late or of_signal
     return Outcome(status=status, pid=child.pid, evidence=whole, failure=failure, measured=partial)
-
-
-def _status(ended_by: int) -> Status:
-    if ended_by == signal.SIGABRT:
-        return "abort"
-    return "killed" if ended_by else "error"

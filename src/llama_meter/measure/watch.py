@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import chain
 from typing import Any
 
@@ -24,15 +23,14 @@ from llama_meter.limits import (
     LONG_NS,
     OTHERS_LIMIT,
     PRESSURES,
-    SLOW_WEIGHT,
     STALLED_LIMIT,
     STARVED_LIMIT,
     SWAPPED_LIMIT,
     THROTTLED_LIMIT,
     WAITED_LIMIT,
 )
-from llama_meter.measure import machine, system
-from llama_meter.measure.system import optional
+from llama_meter.measure import machine
+from llama_meter.measure.machine import Counters, optional
 from llama_meter.rows import Conditions, Evidence, Row, State
 
 REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
@@ -47,14 +45,12 @@ def timed(*helpers: int) -> Iterator[None]:
 
     `helpers`: pids of living processes that compute for this job; their CPU time and waiting count as its own.
     """
-    stops(helpers)  # earlier stops do not count
     theirs, before = _of_helpers(helpers), machine.counters()
     yield
     evidence = since(before, machine.counters())
     after = _of_helpers(helpers)  # a helper that ended meanwhile can no longer be read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
-    changes: dict[str, int | None] = {"cpu_ns": evidence.cpu_ns + ran, "stops": evidence.stops + stops(helpers)}
-    changes["others_ns"] = None if evidence.others_ns is None else max(evidence.others_ns - ran, 0)
+    changes: dict[str, int | None] = {"cpu_ns": evidence.cpu_ns + ran, "others_ns": max(_others(evidence) - ran, 0)}
     changes["waited_ns"] = None if evidence.waited_ns is None else evidence.waited_ns + waited
     _parts.append(msgspec.structs.replace(evidence, **changes))
 
@@ -66,15 +62,10 @@ def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
     """
     ran = waited = 0
     for pid in pids:
-        threads = (machine.threads(pid) or {}).values()
-        ran += max(sum(ns for ns, _ in threads), _account(pid) or 0)
-        waited += sum(ns for _, ns in threads)
+        threads = machine.threads(pid).values()
+        ran += max(sum(ns for ns, _, _ in threads), _account(pid) or 0)
+        waited += sum(ns for _, ns, _ in threads)
     return ran, waited
-
-
-def stops(helpers: Iterable[int]) -> int:
-    """How many of these processes, of those this one started, were stopped or continued since the last call."""
-    return sum(machine.was_stopped(pid) for pid in helpers)
 
 
 @optional
@@ -95,11 +86,10 @@ def take_over(parts: list[Evidence]) -> None:
     Processes of one job must not count as other programs to one another.
     """
     longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
-    busy_ns = None if longest.others_ns is None else longest.others_ns + longest.cpu_ns
     waited = [part.waited_ns for part in parts]
     changes = {
         "cpu_ns": cpu_ns,
-        "others_ns": None if busy_ns is None else max(busy_ns - cpu_ns, 0),
+        "others_ns": max(_others(longest) + longest.cpu_ns - cpu_ns, 0),
         "waited_ns": None if None in waited else sum(ns or 0 for ns in waited),
         "involuntary": sum(part.involuntary for part in parts),
         "voluntary": sum(part.voluntary for part in parts),
@@ -108,27 +98,22 @@ def take_over(parts: list[Evidence]) -> None:
     _parts.append(msgspec.structs.replace(longest, **changes))
 
 
-def since(before: machine.Counters, after: machine.Counters) -> Evidence:
+def since(before: Counters, after: Counters) -> Evidence:
     """What was counted between two readings."""
-    gone: dict[str, int | None] = {}
-    for name in (field.name for field in fields(machine.Counters)):
-        first, last = getattr(before, name), getattr(after, name)
-        gone[name] = None if first is None or last is None else max(last - first, 0)
-    busy, slow = gone.pop("busy_ns"), gone.pop("slow_busy_ns")
-    others = None if busy is None else max(busy - (gone["cpu_ns"] or 0), 0)
-    of_slow = None if others is None or slow is None else min(slow, others)
-    facts = {"cpus": psutil.cpu_count() or 1, "mhz": system.mhz(), "others_ns": others, "others_slow_ns": of_slow}
-    return Evidence(**facts, **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
+    pairs = ((name, first, after[name]) for name, first in before.items())
+    gone = {name: max(last - first, 0) for name, first, last in pairs if first is not None and last is not None}
+    others = max(gone.pop("busy_ns") - gone["cpu_ns"], 0)
+    return Evidence(cpus=psutil.cpu_count() or 1, others_ns=others, **gone)
 
 
 def added(parts: list[Evidence]) -> Evidence:
-    """The sum of several intervals, with the lowest clock of them."""
+    """The sum of several intervals."""
     total: dict[str, Any] = {"cpus": parts[0].cpus}
     for name in Evidence.__struct_fields__:
         values = [value for part in parts if (value := getattr(part, name)) is not None]
-        if name not in total:
-            total[name] = (min(values) if name == "mhz" else sum(values)) if values else None
-    return msgspec.convert(total, Evidence)
+        if values and name not in total:
+            total[name] = sum(values)
+    return Evidence(**total)
 
 
 def calm() -> bool:
@@ -136,7 +121,7 @@ def calm() -> bool:
     before = machine.counters()
     time.sleep(0.5)
     evidence = since(before, machine.counters())
-    busy, state = (_taken(evidence) or 0.0) > OTHERS_LIMIT * evidence.cpus, machine.state()
+    busy, state = _taken(evidence) > OTHERS_LIMIT * evidence.cpus, machine.state()
     return not busy and not slowed(state) and not _gpu_is_busy(state)
 
 
@@ -196,12 +181,12 @@ class Onlooker:
         threads, now = machine.threads(self.pid), machine.counters()
         meanwhile = since(self.before, now)
         self.before = now
-        if threads is None:
+        if not threads:
             return self._crowded(meanwhile)
-        waited_ns = sum(waited for _, waited in threads.values())
+        waited_ns = sum(waited for _, waited, _ in threads.values())
         held_ns, self.waited_ns = waited_ns - self.waited_ns + (meanwhile.throttled_ns or 0), waited_ns
         queued = held_ns / meanwhile.wall_ns
-        ran = sorted((ran for ran, _ in threads.values()), reverse=True)
+        ran = sorted((ran for ran, _, _ in threads.values()), reverse=True)
         alone = sum(ran[1:]) < ALONE * ran[0]
         return queued > STARVED_LIMIT and not (alone and ran[0] >= limit_s * 1e9)
 
@@ -209,7 +194,7 @@ class Onlooker:
         """Without counts of how long threads wait: whether all CPUs were busy, partly with other work."""
         before, self.own_ns = self.own_ns, _account(self.pid) or 0
         ran = max(self.own_ns - before, 0)
-        busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
+        busy = _others(meanwhile) / meanwhile.wall_ns
         return busy > 0.95 * meanwhile.cpus and busy - ran / meanwhile.wall_ns > STARVED_LIMIT
 
 
@@ -217,22 +202,22 @@ def others(conditions: Conditions) -> float | None:
     """Share of the machine's CPU time that other processes took or that the hypervisor gave to other guests.
 
     Taken from the timed parts where they are long against the 10 ms units of the system's counts, else from the whole
-    worker. None for a row without evidence. Time on efficiency cores counts SLOW_WEIGHT: what runs there takes less.
+    worker. None for a row without evidence.
     """
     evidence = conditions.timed
     if evidence is None or evidence.wall_ns < LONG_NS:
         evidence = conditions.whole
-    if evidence is None or (taken := _taken(evidence)) is None:
-        return None
-    return (taken + (evidence.stolen_ns or 0) / evidence.wall_ns) / evidence.cpus
+    return None if evidence is None or evidence.others_ns is None else _taken(evidence) / evidence.cpus
 
 
-def _taken(part: Evidence) -> float | None:
-    """CPUs' worth of time that other processes took, of performance cores; None where nothing counts it."""
-    if part.others_ns is None or not part.wall_ns:
-        return None
-    slow = min(part.others_slow_ns or 0, part.others_ns)
-    return (part.others_ns - (1 - SLOW_WEIGHT) * slow) / part.wall_ns
+def _others(part: Evidence) -> int:
+    """CPU time that other processes took; 0 where nothing counted it."""
+    return part.others_ns or 0
+
+
+def _taken(part: Evidence) -> float:
+    """CPUs' worth of time that other processes and other guests took."""
+    return _others(part) / part.wall_ns + (part.stolen_ns or 0) / part.wall_ns
 
 
 def waited(conditions: Conditions) -> float | None:
@@ -317,8 +302,8 @@ def _starved(part: Evidence | None, n_threads: int) -> bool:
     """
     if part is None or not part.cpu_ns or part.waited_ns is None or part.wall_ns < LONG_NS:
         return False
-    ran, taken = part.cpu_ns / part.wall_ns, (_taken(part) or 0.0) + (part.stolen_ns or 0) / part.wall_ns
-    return ran < COMPUTED_LIMIT * n_threads and taken < (n_threads - ran) / 2
+    ran = part.cpu_ns / part.wall_ns
+    return ran < COMPUTED_LIMIT * n_threads and _taken(part) < (n_threads - ran) / 2
 
 
 def slowed(state: State) -> str:

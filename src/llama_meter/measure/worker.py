@@ -1,21 +1,17 @@
 """The process of one measurement: it reads a job from stdin, writes a `Measured` to stdout and ends.
 
-    python -m llama_meter.measure.worker LIFELINE [WORKLOAD]
+    python -m llama_meter.measure.worker [WORKLOAD]
 
 WORKLOAD: a module whose `RUNS` names, for each type of cell or job of its own, the function that does it.
-LIFELINE: a pipe whose other end only the parent holds. The process dies with its parent: a thread waits for that end to
-close.
 """
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Union
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -23,7 +19,6 @@ from llama_meter.cells import AnyCell, Cell
 from llama_meter.measure import machine, watch
 from llama_meter.rows import Measured
 
-ORPHANED = 9
 USUAL = "llama_meter.measure.phases"  # does what no plan names a module for
 
 Run = Callable[..., Measured]  # takes a cell, its file's path, `stage`, and paths of further files; or a job alone
@@ -41,10 +36,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Do the one job on stdin, write what was measured to stdout, and end the process."""
-    line = sys.stdin.buffer.readline()  # before `begin`: the lifeline may be stdin itself
     answers = begin()
     with failing():
-        measured = _do(line, sys.argv[2] if len(sys.argv) > 2 else "")
+        measured = _do(sys.stdin.buffer.readline(), "".join(sys.argv[1:]))
     peak = measured.peak_rss_bytes or machine.peak_rss()
     measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
     library: Any = sys.modules.get("llama_meter.engine.library")
@@ -57,13 +51,11 @@ def main() -> None:
 
 
 def begin() -> BinaryIO:
-    """The stream for the answer, the former stdout: stdout is the log from now on. The process ends with its parent."""
+    """The stream for the answer, the former stdout: stdout is the log from now on."""
     os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints is log, not result
     machine.count_stops()
-    machine.report_no_abort()
-    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     return answers
 
 
@@ -81,10 +73,9 @@ def failing() -> Iterator[None]:
 def _do(line: bytes, workload: str) -> Measured:
     stage("start")
     own: Runs = import_module(workload).RUNS if workload else {}
-    kinds: Any = Union[tuple(kind for kind in own if not issubclass(kind, AnyCell)) or Job]  # noqa: UP007 # of a tuple
-    job = msgspec.json.decode(line, type=kinds)
-    if not isinstance(job, Job):
-        return own[type(job)](job)
+    if kind := next((kind for kind in own if not issubclass(kind, AnyCell)), None):  # a module does cells, or one job
+        return own[kind](msgspec.json.decode(line, type=kind))
+    job = msgspec.json.decode(line, type=Job)
     if job.cell is None:
         from llama_meter.engine import library  # a simulation does without an engine
 
@@ -102,14 +93,6 @@ def _do(line: bytes, workload: str) -> Measured:
 def stage(name: str) -> None:
     """Report on stderr which stage begins, so that a crash can be located."""
     print(f"@stage {name}", file=sys.stderr, flush=True)
-
-
-def end_with_parent(lifeline: int) -> None:
-    """End this process and those it started when the other end of a pipe closes, however the parent died."""
-    os.read(lifeline, 1)
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

@@ -72,12 +72,6 @@ class Server:
             return ""
         return f"the server ended: {machine.how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
 
-    @property
-    def exit(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        code = self.process.poll()
-        return -number if code and (number := machine.ended_by(code)) else code
-
     def assertion(self) -> str:
         """The failed assertion in its log; empty for none."""
         match = ASSERT.search(self.log())

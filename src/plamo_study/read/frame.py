@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from llama_meter.cells import ORDER, Depth, columns
+from llama_meter.disk import plainly
 from llama_meter.measure import defects, verdicts, watch
-from llama_meter.measure.facts import plainly
 from llama_meter.measure.watch import drift_by_block
 from llama_meter.rows import Conditions, Fact, Record, Row
 
@@ -55,11 +55,10 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
 
     `disturbed`: whether something disturbed the row; `disturbed_by`: the cause, as `watch.causes` names it, or "".
     `others`: the share of the machine's CPUs that others took; `waited`: the CPUs' worth of time that the worker waited
-    for one. Both are NaN for rows without evidence. `mhz`: the clock of the slowest CPU at the end, NaN where the
-    system does not report it.
+    for one. Both are NaN for rows without evidence.
 
     `facts_by_id` are the facts of the same journal. The name of a model whose shape is assumed ends in a star; that of
-    a model to which the build gives a window says so. Names are plain, as `facts.plain` makes them.
+    a model to which the build gives a window says so. Names are plain, as `disk.plain_name` makes them.
     """
     import pandas as pd  # measuring does without frames, and starts sooner
 
@@ -86,7 +85,6 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     timed = [row.conditions.timed for row in rows]
     table["timed_s"] = pd.Series([part.wall_ns / 1e9 if part else None for part in timed], dtype=float)
-    table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     shown = pd.DataFrame(table)
     return shown if rows else shown.astype(dict.fromkeys(TEXTS, str))  # a column of nothing has no type
 

@@ -109,7 +109,7 @@ async def _loaded(
         requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
         steps: list[tuple[float, float, float]] = []
         seed = 0
-        before = machine.timeslices(running.process.pid)
+        before = _timeslices(running.process.pid)
         with watch.timed(running.process.pid):
             if not cell.n_clients:
                 seed = secrets.randbits(32)
@@ -120,12 +120,17 @@ async def _loaded(
             else:
                 due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, seed)
                 loaded = await load.opened(web, target, requests, due)
-        switches = max(machine.timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
+        switches = max(_timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
         ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
         if cell.server == "llama_cpp.server":
             for n, answer in enumerate(loaded.answers):
                 answer.n_prompt, answer.n_gen = counts[asked[n % len(asked)].id][1:]
     return Done(alone, loaded, floor, ended, steps, switches, seed)
+
+
+def _timeslices(pid: int) -> int:
+    """How often the living threads of a process have been scheduled so far; 0 where it is not counted."""
+    return sum(times for _, _, times in machine.threads(pid).values())
 
 
 async def _empty(web: http.Client, url: str) -> float:

@@ -1,0 +1,202 @@
+"""What a machine says of itself: its state, its clocks of waiting and quotas, and how many threads fit.
+
+The answers of macOS's programs are of the form that public sources print; no Mac has run this.
+"""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import msgspec
+import psutil
+import pytest
+from conftest import mini
+from test_runner import small_plan
+
+from llama_meter.measure import machine, runner, watch
+from llama_meter.rows import State
+from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
+
+MODES, SHORT, GPUS = "pmset -g", "sysctl -n kern.memorystatus_vm_pressure_level", " ".join(machine.ACCELERATORS)
+PRESSURE = f"notifyutil -g {machine.PRESSURE_LEVEL}"
+USUAL = State(power_source="ac", power_mode="automatic", thermal="nominal", memory_pressure="normal", gpu_used=0.03)
+
+
+# ---------------------------------------------------------------- its state
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "told"),
+    [
+        (MODES, "Currently in use:\n standby  1\n powermode            1\n sleep 1", {"power_mode": "low"}),
+        (MODES, "Currently in use:\n standby              1\n lowpowermode         1", {"power_mode": "low"}),
+        (MODES, "Currently in use:\n hibernatemode        3", {"power_mode": "unknown"}),
+        (PRESSURE, f"{machine.PRESSURE_LEVEL} 1", {"thermal": "moderate"}),
+        (PRESSURE, f"{machine.PRESSURE_LEVEL} 4", {"thermal": "sleeping"}),
+        (PRESSURE, f"{machine.PRESSURE_LEVEL} 30", {"thermal": "unknown"}),  # the levels of iOS
+        (SHORT, "4", {"memory_pressure": "critical"}),
+        (GPUS, '"Device Utilization %"=16}\n {"Device Utilization %"=97}', {"gpu_used": 0.97}),
+        (GPUS, '"PerformanceStatistics" = {"recoveryCount"=0}', {"gpu_used": None}),
+    ],
+)
+def test_a_mac_is_in_the_state_that_its_programs_say(command, said, told, mac):
+    assert machine.state() == USUAL
+    mac.say(command, said)
+    assert machine.state() == msgspec.structs.replace(USUAL, **told)
+
+
+def test_a_program_that_is_missing_or_does_not_answer_holds_nothing_up(mac, monkeypatch):
+    monkeypatch.setattr(machine, "ANSWER_S", 0.5)
+    (mac.folder / "pmset").write_text("#!/bin/sh\nexec sleep 600\n")
+    (mac.folder / "ioreg").unlink()
+    assert (machine.state().power_mode, machine.state().gpu_used) == ("unknown", None)
+
+
+class Linux:
+    """A Linux of a test: files of its kernel, CPUs that this process may use, and control groups that hold it."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        monkeypatch.setattr(machine, "MACOS", False)
+        for name, place in (("PROC", "proc"), ("SYS", "sys"), ("GROUPS", "groups")):
+            monkeypatch.setattr(machine, name, folder / place)
+        self.cpus(["0", "1", "2", "3"])
+
+    def write(self, path, said):
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(f"{said}\n")
+
+    def cpus(self, siblings, allowed=None):
+        """CPUs by the lists of threads that share their cores; without a list a CPU says nothing of it."""
+        for n, threads in enumerate(siblings):
+            self.write(f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list", threads)
+        allowed = set(range(len(siblings))) if allowed is None else allowed
+        self.monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed, raising=False)
+        self.monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: len(siblings))
+
+
+@pytest.fixture
+def linux(tmp_path, monkeypatch):
+    return Linux(tmp_path, monkeypatch)
+
+
+@pytest.mark.case(1)
+def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(linux, monkeypatch):
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False), raising=False)
+    state, found = machine.state(), machine.counters()
+    assert (state.power_source, state.power_mode, state.thermal) == ("battery", "unknown", "unknown")
+    assert {found[name] for name in ("stalled_ns", "hot", "throttled_ns", "waited_ns")} == {None}
+    for name, said in (
+        ("proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 total=7"),
+        ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave"),
+        ("sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count", "5"),
+        ("sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count", "2"),
+        (f"proc/{os.getpid()}/task/7/schedstat", "30 4 5"),
+    ):
+        linux.write(name, said)
+    found = machine.counters()
+    assert (found["stalled_ns"], found["hot"], found["waited_ns"]) == (12_000, 7, 4)
+    assert machine.state().power_mode == "powersave"
+
+    def hidden():
+        raise FileNotFoundError("/sys/class/power_supply")
+
+    monkeypatch.setattr(psutil, "sensors_battery", hidden, raising=False)
+    assert machine.state().power_source == "unknown", "in a container"
+
+
+@pytest.mark.case(1)
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("model name\t: AMD EPYC\ncpu family\t: 26\n\nmodel name\t: other\n", "AMD EPYC (family 26)"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", f"{os.uname().machine} part 0xd0c (family ?)"),
+        ("", "unknown processor (family ?)"),
+    ],
+)
+def test_a_processor_that_the_kernel_does_not_name_is_a_fact_all_the_same(said, name, linux):
+    linux.write("proc/cpuinfo", said)
+    assert machine.facts()["chip"] == name
+
+
+def test_the_busiest_of_nvidia_s_boards_says_how_busy_it_is_where_all_answer(monkeypatch):
+    boards = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda n: n,
+        nvmlDeviceGetUtilizationRates=lambda board: SimpleNamespace(gpu=(3, 90)[board]),
+    )
+    monkeypatch.setattr(machine, "MACOS", False)
+    monkeypatch.setitem(sys.modules, "pynvml", boards)
+    assert machine.state().gpu_used == 0.9
+    boards.nvmlDeviceGetCount = lambda: 0
+    assert machine.state().gpu_used is None
+
+
+@pytest.mark.case(1)
+def test_a_kernel_that_says_nothing_gives_rows_in_which_nothing_is_marked(linux, tmp_path):
+    """As a sandbox without /proc and /sys: no clocks, names, counters, pressure or control groups."""
+    planned = small_plan((mini("prefill", n_prompt=16),), blocks=1)
+    summary = runner.sweep(planned, tmp_path / "j.jsonl")
+    assert {row.status for row in summary.rows} == {"ok"}, [row.failure for row in summary.rows]
+    assert not set(watch.causes(summary.rows).values()) - {watch.OTHERS}, "whatever else runs here"
+
+
+# ---------------------------------------------------------------- how many threads fit
+
+
+@pytest.mark.case(6)
+@pytest.mark.parametrize(
+    ("quotas", "threads"),
+    [
+        ({"": "max", "pod": "max", "pod/box": "100000"}, 1),
+        ({"pod": "250000", "pod/box": "max"}, 2),
+        ({"": "max", "pod": "50000", "pod/box": "200000"}, 1),
+        ({"": "300000"}, 3),  # a container that sees its own group as the top
+        ({"pod": "800000"}, 4),
+        ({}, 4),
+    ],
+)
+def test_threads_are_the_whole_cpus_of_the_tightest_quota_above_this_process(quotas, threads, linux):
+    linux.write("proc/self/cgroup", "5:cpuset:/elsewhere\n0::/pod/box")
+    for group, quota_us in quotas.items():
+        linux.write(f"groups/{group}/cpu.max", f"{quota_us} 100000")
+    assert machine.performance_cores() == threads
+    assert machine.at_once(1, 1) == threads
+
+
+@pytest.mark.case(6)
+def test_what_a_quota_took_is_counted_over_all_groups(linux):
+    linux.write("proc/self/cgroup", "0::/pod/box")
+    for group in ("pod", "pod/box"):
+        linux.write(f"groups/{group}/cpu.stat", "usage_usec 5\nnr_throttled 1\nthrottled_usec 3")
+    before = machine.counters()
+    linux.write("groups/pod/cpu.stat", "usage_usec 5\nnr_throttled 9\nthrottled_usec 800003")
+    assert watch.since(before, machine.counters()).throttled_ns == 800_000_000
+
+
+@pytest.mark.case(6)
+@pytest.mark.parametrize(
+    ("siblings", "allowed", "slow", "threads"),
+    [
+        (["0-1", "0-1", "2-3", "2-3"], None, "", 2),
+        (["0-1", "0-1", "2-3", "2-3"], {0, 1}, "", 1),
+        (["0,2", "1,3", "0,2", "1,3"], {0, 1, 2}, "", 2),
+        (["0-1", "0-1", "2", "3"], None, "2-3", 1),  # of a hybrid its performance cores,
+        (["0-1", "0-1", "2", "3"], {2, 3}, "2-3", 2),  # unless none of them is allowed
+    ],
+)
+def test_threads_are_allowed_performance_cores_and_siblings_share_one(siblings, allowed, slow, threads, linux):
+    linux.cpus(siblings, allowed)
+    if slow:
+        linux.write("sys/devices/cpu_atom/cpus", slow)
+    assert machine.performance_cores() == threads
+
+
+def test_one_thread_is_compared_with_no_second_one(linux):
+    linux.cpus(["0"])
+    planned = phase_asymmetry("mini")
+    assert {cell.n_threads for cell in planned.asked} == {1}
+    assert not [cell for cell in planned.cells if getattr(cell, "n_gen", 0) == 32], "steps for the comparison alone"
+    linux.cpus(["0", "1"])
+    assert {cell.n_threads for cell in phase_asymmetry("mini").cells if getattr(cell, "n_gen", 0) == 32} == {1, 2}
