@@ -2,11 +2,9 @@
 
 import errno
 import os
-import random
 import shutil
 import socket
 import struct
-import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFValueType as Kind
 
 from llama_meter.errors import StudyError
-from llama_meter.measure import bench, checking, machine, quantizing
+from llama_meter.measure import bench, checking, quantizing
 from llama_meter.measure.checking import check
 from llama_meter.measure.process import Outcome
 from llama_meter.models import given, header, registry, synthetic
@@ -91,17 +89,11 @@ KEY = struct.pack("<Q", 1) + b"x"
 DAMAGED = {
     "a page": b"<!doctype html>",
     "nothing": b"",
-    "zeros": bytes(10_000),
-    "an archive": b"PK\3\4 and more",
     "a pointer": b"version https://git-lfs.github.com/spec/v1\n",
     "its first bytes": b"GGUF\3\0",
-    "an old version": b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
     "endless keys": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63),
-    "endless tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0),
     "an endless text": OPENING + KEY + struct.pack("<IQ", Kind.STRING, 2**63),
     "an endless list": OPENING + KEY + struct.pack("<IIQ", Kind.ARRAY, Kind.UINT8, 2**62),
-    "endless texts": OPENING + KEY + struct.pack("<IIQ", Kind.ARRAY, Kind.STRING, 2**62) + bytes(1 << 20),
-    "lists of lists": OPENING + KEY + struct.pack("<IIQ", Kind.ARRAY, Kind.ARRAY, 1) * 9,
     "no type": OPENING + KEY + struct.pack("<I", 99) + bytes(8),
 }
 
@@ -156,23 +148,6 @@ def test_a_part_and_an_adapter_are_no_source_to_quantize(tmp_path):
     with pytest.raises(StudyError, match="part 1 of 3"):
         quantizing.quantize(path, tmp_path / "out.gguf", Recipe("Q8_0"))
     assert not (tmp_path / "out.gguf").exists()
-
-
-def test_mutated_headers_end_in_a_finding_in_little_time_and_memory(tmp_path):
-    whole, path = mini_file().read_bytes(), tmp_path / "m.gguf"
-    end, before = header.read(mini_file()).data_offset, machine.peak_rss()
-    for seed in range(60):
-        rng, made = random.Random(seed), bytearray(whole)
-        for _ in range(rng.randint(1, 8)):
-            at = rng.choice((rng.randrange(4, 2000), rng.randrange(end - 2000, end)))
-            made[at : at + 8] = rng.choice((0, 1, 2**31, 2**32, 2**62, 2**64 - 1, rng.randrange(2**64))).to_bytes(
-                8, "little"
-            )
-        path.write_bytes(made[: rng.choice((None, None, rng.randrange(end)))])
-        start = time.process_time()
-        assert all(f.evidence.isprintable() for f in check(path))
-        assert time.process_time() - start < 5
-    assert machine.peak_rss() - before < 1 << 28
 
 
 # ---------------------------------------------------------------- the gate
