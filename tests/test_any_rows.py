@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import msgspec
 import nbformat
@@ -16,7 +16,7 @@ from plamo_study import measurements
 from plamo_study.live import collect
 from plamo_study.read import recording
 from plamo_study.show import theme
-from plamo_study.studies.latency import simulations
+from plamo_study.studies.latency import law
 
 PAGES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
@@ -74,8 +74,7 @@ def notebook(name):
 def fresh(monkeypatch):
     """A notebook reads a recording once: what another test changed is not kept for the next one."""
     monkeypatch.setattr(theme, "enable", lambda: None)
-    monkeypatch.setattr(simulations, "ASKED", 100)  # requests of a simulation: what is written of them is the same
-    monkeypatch.setattr(simulations, "at_rate", partial(simulations.at_rate, n=100))
+    monkeypatch.setattr(law, "ASKED", 100)  # requests of a simulation: what is written of them is the same
     measurements.recording.cache_clear()
     yield
     measurements.recording.cache_clear()

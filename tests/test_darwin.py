@@ -33,10 +33,10 @@ from llama_meter.serve.server import Setup
 from plamo_study import measurements
 from plamo_study.cli import report
 from plamo_study.live import collect, conduct, live
-from plamo_study.read import metrics, processors
+from plamo_study.read import processors
 from plamo_study.read.recording import DEVICES, of_device, read
 from plamo_study.show import evidence
-from plamo_study.studies.batch_scaling import replica
+from plamo_study.studies.batch_scaling import metrics, replica
 from plamo_study.studies.right_answers.hybrids_plan import hybrids
 from plamo_study.studies.roofline import machines
 from plamo_study.studies.your_machine.plan import your_machine

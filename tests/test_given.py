@@ -18,7 +18,7 @@ from llama_meter.measure.files import model_fact
 from llama_meter.models import given, registry, synthetic, tensors
 from llama_meter.serve import server
 from plamo_study.measurements import measurements
-from plamo_study.studies.latency import disaggregation_plan as disaggregation
+from plamo_study.studies.latency import plan as latency
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.right_answers import architectures
 from plamo_study.studies.serving import plan as serving
@@ -317,9 +317,9 @@ def test_a_draft_that_no_call_holds_is_refused_before_anything_is_measured():
 
 def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context(llama):
     varied = asked.sweep(files=str(llama), n_prompt="16,48")
-    cells = [cell for cell in disaggregation.disaggregation("shape", sweep=varied).cells if cell.workload == "shipment"]
+    cells = [cell for cell in latency.disaggregation("shape", sweep=varied).cells if cell.workload == "shipment"]
     assert {cell.n_prompt for cell in cells} == {16, 48}
-    usual = disaggregation.disaggregation("shape", sweep=asked.sweep(files=str(llama)))
+    usual = latency.disaggregation("shape", sweep=asked.sweep(files=str(llama)))
     longest = given.FILES[varied.files[0]].spec.context_length
     assert all(sum(cell.shape[1:]) <= longest for cell in usual.cells)
 

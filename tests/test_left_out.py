@@ -1,7 +1,7 @@
 """A plan with little time: what is left out is the last of the plan, and no notebook needs it."""
 
 import ast
-from functools import cache, partial
+from functools import cache
 
 import altair as alt
 import msgspec
@@ -16,7 +16,7 @@ from plamo_study.read import recording
 from plamo_study.show import theme
 from plamo_study.show.tables import Table
 from plamo_study.studies import registry
-from plamo_study.studies.latency import simulations
+from plamo_study.studies.latency import law
 
 pytestmark = pytest.mark.whole
 
@@ -59,8 +59,7 @@ def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
     for module in (recording, collect):
         monkeypatch.setattr(module, "of_rows", shortened)
     monkeypatch.setattr(theme, "enable", lambda: None)
-    monkeypatch.setattr(simulations, "ASKED", 100)  # requests of a simulation: what is written of them is the same
-    monkeypatch.setattr(simulations, "at_rate", partial(simulations.at_rate, n=100))
+    monkeypatch.setattr(law, "ASKED", 100)  # requests of a simulation: what is written of them is the same
     room: dict[str, object] = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
         if cell.cell_type == "code":

@@ -1,44 +1,182 @@
-"""Chapter 7: the simulator's policies drive the real engine, and every answer is right."""
+"""Chapter 7: policies drive a simulated clock and the real engine, and every answer is right."""
 
 import os
 import signal
 import threading
 import time
 from dataclasses import replace
-from itertools import count
+from itertools import product
 
-import misbehaving
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from msgspec.structs import replace as replaced
 
-from llama_meter.cells import PARTS, SERVER, SPLIT, Traffic
+from llama_meter.cells import PARTS, SPLIT, Traffic
 from llama_meter.errors import StudyError
 from llama_meter.measure import runner
 from llama_meter.measure.asked import sweep
 from llama_meter.measure.plan import change
-from llama_meter.serve import server
-from llama_meter.simulate import policies, traffic
-from llama_meter.simulate.clock import Simulated
-from llama_meter.simulate.loop import Load, serve
-from llama_meter.simulate.steps import fit
 from plamo_study import measurements
-from plamo_study.read import metrics, recording
+from plamo_study.read import recording
 from plamo_study.run import cluster
-from plamo_study.studies.latency import (
-    fleets,
-    observed,
-    plan as fleets_plan,
-    plan as plan,
-    queueing,
-    simulations,
-    work as workload,
-)
-from plamo_study.studies.two_files import sender
+from plamo_study.studies.latency import fleets, law, loop, metrics, plan, sender, work
+from plamo_study.studies.latency.loop import Load, serve
+from plamo_study.studies.latency.steps import AWAKE_S, CALL, Simulated, fit
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
+RULES = ("shared", "one at a time", "chunked 64", "decode first 64")
+
+# ------------------------------------------------------------------ the loop on a simulated clock
+
+
+def calls(table):
+    """Calls as `fit` takes them: (decoding, keys, chunk, before, seconds) each."""
+    made = pd.DataFrame(np.array(table, float), columns=[*CALL, "seconds"])
+    return made.astype(dict.fromkeys(CALL, int))
+
+
+def machine(noise=0.0, woken=None):
+    """A step model fitted on calls of a made-up machine: 2 ms and 0.2 ms a sequence, a prompt token 0.1 ms."""
+    steps = [
+        (n, n * held, 0, 0, 2e-3 + 2e-4 * n + 1e-8 * n * held)
+        for n in range(1, 18)
+        for held in (4096, 1)
+        for _ in range(5)
+    ]
+    chunks = [
+        (0, 0, n, before, 1e-3 + 1e-4 * n + 1e-8 * before) for n in (1, 16, 64, 512) for before in (0, 64, 1024, 4096)
+    ]
+    table = calls(steps + chunks * 2)
+    table["seconds"] *= np.exp(noise * np.random.default_rng(3).standard_normal(len(table)))
+    return fit(table, woken=woken)
+
+
+def traffic(n=400, rate=20.0):
+    rng = np.random.default_rng(5)
+    arrives = np.cumsum(rng.exponential(1 / rate, n)).tolist()
+    return Load(arrives, rng.integers(16, 400, n).tolist(), rng.integers(1, 40, n).tolist())
+
+
+def by_ciw(load, seconds, servers):
+    """When each request is done by Ciw (Palmer et al., Journal of Simulation 13, 2019): one queue, who came first is
+    first, so many servers."""
+    import ciw  # a third of a second, for one test
+
+    gaps = [*np.diff([0.0, *load.arrives]).tolist(), 1e9]  # and nobody else
+    network = ciw.create_network(
+        arrival_distributions=[ciw.dists.Sequential(gaps)],
+        service_distributions=[ciw.dists.Sequential(seconds)],
+        number_of_servers=[servers],
+    )
+    simulation = ciw.Simulation(network)
+    simulation.simulate_until_max_time(1e8)
+    records = sorted(simulation.get_all_records(), key=lambda record: record.id_number)
+    assert [record.arrival_date for record in records] == pytest.approx(load.arrives)
+    return [record.service_end_date for record in records]
+
+
+def test_every_request_is_done_when_a_published_simulator_says():
+    """Prompts and answers of many lengths at 85 % of the capacity, one at a time on each of three machines."""
+    model, n, load = machine(), 3, traffic(600, 1.0)
+    seconds = [
+        float(serve(Load([0.0], [prompt], [output]), "one at a time", Simulated(model), 1).finish[0])
+        for prompt, output in zip(load.prompt, load.output, strict=True)
+    ]
+    load = replace(load, arrives=[at * float(np.mean(seconds)) / 0.85 / n for at in load.arrives])
+    expected, found = by_ciw(load, seconds, n), np.full(len(load), np.nan)
+    for share in fleets.least_work(load, n, seconds):
+        found[share] = serve(load.chosen(share), "one at a time", Simulated(model), 1).finish
+    assert (np.array(expected) - load.arrives > 2 * np.array(seconds)).mean() > 0.1, "many had to wait"
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(rule):
+    load, model = traffic(250), machine(0.1)
+    served, again, other = (serve(load, rule, Simulated(model, seed), slots=8) for seed in (1, 1, 2))
+    assert (served.finish == again.finish).all(), "the same seed, the same times"
+    assert (served.finish != other.finish).any()
+    assert served.written == sum(load.output)
+    assert (served.ttft > 0).all(), "no token before its prompt"
+    assert (served.finish >= served.first).all()
+    assert served.weights.sum() == sum(load.output) - len(load), "a gap for every token but the first"
+    spent = (served.gaps * served.weights).sum()
+    assert spent == pytest.approx((served.finish - served.first).sum(), rel=1e-9)
+    events = sorted([(at, 1) for at in load.arrives] + [(at, -1) for at in served.finish])
+    times, inside = np.array([at for at, _ in events]), np.cumsum([change for _, change in events])
+    assert inside.min() >= 0
+    assert (np.diff(times) * inside[:-1]).sum() == pytest.approx((served.finish - load.arrives).sum(), rel=1e-9)
+
+
+def test_a_shape_moves_requests_and_keeps_their_mean():
+    load = traffic(5000, 100.0)
+    for shape in ("steady", "diurnal", "bursty"):
+        made = loop.shaped(load, shape)
+        assert made.arrives == sorted(made.arrives)
+        assert made.arrives[-1] == pytest.approx(load.arrives[-1])
+        rates = np.histogram(made.arrives, 10, (0, load.arrives[-1]))[0] / 500
+        assert (np.ptp(rates) > 0.5) == (shape != "steady")
+
+
+@pytest.mark.parametrize("rule", ["", "chunked", "chunked 0", "chunked -1", "chunked x", "shared 4", "fastest"])
+def test_an_unknown_policy_is_refused(rule):
+    with pytest.raises(StudyError, match="unknown"):
+        loop.policy(rule)
+
+
+# ------------------------------------------------------------------ the step model
+
+
+def test_a_fit_gives_back_what_the_calls_were_made_of():
+    model = machine()
+    assert model.seconds(8, 8 * 500, 0, 0) == pytest.approx(2e-3 + 8 * 2e-4 + 1e-8 * 4000, rel=1e-3)
+    assert model.seconds(0, 0, 64, 1024) == pytest.approx(1e-3 + 64e-4 + 1e-8 * 1024, rel=1e-3)
+    both = model.seconds(4, 400, 65, 0)
+    assert both == pytest.approx(model.seconds(5, 400, 0, 0) + model.seconds(0, 0, 64, 1), rel=1e-9)
+    # twice as slow from 9 sequences on: no slope smears it over its neighbours
+    steps = [(n, n * held, 0, 0, 1e-3 * (1 + (n > 8))) for n in range(1, 13) for held in (100, 200, 300)]
+    switch = fit(calls(steps + [(0, 0, 16, 0, 1e-3)] * 3))
+    assert switch.seconds(9, 900, 0, 0) == pytest.approx(2 * switch.seconds(8, 800, 0, 0))
+    replay = machine(0.1).untuned()
+    token = replay.seconds(0, 0, 512, 4096) / 512
+    assert [replay.seconds(0, 0, n, 64) / n for n in (1, 64, 511)] == pytest.approx([token] * 3)
+    assert len({replay.seconds(n, n * held, 0, 0) for n in (1, 8, 17) for held in (1, 4096)}) == 1
+
+
+def test_only_the_first_call_after_idleness_takes_what_waking_took():
+    """Prompts of 16 tokens took 10 ms more behind idleness; before the third request there is just too little of it."""
+    model = machine(woken=calls([(0, 0, 16, 0, 1e-3 + 16e-4 + 10e-3)] * 4))
+    assert model.waking == pytest.approx(10e-3, rel=1e-3)
+    plain = serve(Load([0.0, 1.0], [16, 16], [4, 4]), "shared", Simulated(machine()), 8)
+    done = 1.0 + 10e-3 + plain.finish[0]
+    late, asleep = (
+        serve(Load([0.0, 1.0, done + idle * AWAKE_S], [16] * 3, [4] * 3), "shared", Simulated(model), 8)
+        for idle in (0.9, 1.1)
+    )
+    assert late.ttft - plain.ttft[0] == pytest.approx([0.0, 10e-3, 0.0], abs=1e-5)
+    assert asleep.ttft[2] == pytest.approx(late.ttft[1])
+    assert late.tpot == pytest.approx(np.full(3, plain.tpot[0]))
+
+
+def test_many_calls_at_once_take_what_each_takes_alone_and_what_was_not_measured_is_refused():
+    model = machine(noise=0.1)
+    grid = product((0, 1, 2, 16, 17, 18), (0, 100, 9000), (0, 1, 16, 17, 40, 512, 513), (0, 64, 5000))
+    asked = [(*call, 1.0) for call in grid if call[0] or call[2]]
+
+    def alone(call):
+        try:
+            return model.seconds(*call[:4])
+        except StudyError:
+            return np.nan
+
+    together = model.of(calls(asked))
+    assert together == pytest.approx([alone(call) for call in asked], rel=1e-12, nan_ok=True)
+    assert 0 < np.isnan(together).sum() < len(asked)
+
+
+# ------------------------------------------------------------------ the engine, driven by policies
 
 
 def asked(model=HYBRID, rule="chunked 64", **fields):
@@ -47,244 +185,131 @@ def asked(model=HYBRID, rule="chunked 64", **fields):
 
 
 def run(cell):
-    return workload.run(cell, mini_file(cell.model), lambda stage: None)
-
-
-def answered(measured, load):
-    """Whether a valid row holds the load's requests, each with its tokens, one after the other."""
-    assert measured.valid, measured.checks
-    assert measured.checks["second_path_error"] < ENOUGH
-    assert [request.n_prompt for request in measured.requests] == load.prompt
-    assert [len(request.token_ns) for request in measured.requests] == load.output
-    for request in measured.requests:
-        assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
-        assert all(np.diff(request.token_ns) > 0)
-
-
-@pytest.fixture(scope="module")
-def rows():
-    """Some of what chapter 7 shows of a small model."""
-    found = recording.read("07-scheduling", "recorded", "mini").rows
-    return found[(found["model"] == HYBRID) & found["rule"].isin((PARTS, *plan.FIRST, SPLIT))]
-
-
-@pytest.fixture(scope="module")
-def seen(rows):
-    return observed.of_rows(rows)
-
-
-# ------------------------------------------------------------------ a server, which has a policy of its own
-
-
-def test_a_server_gets_the_same_requests_at_the_same_times_and_is_asked_only_where_there_is_one(tmp_path, monkeypatch):
-    monkeypatch.setenv(server.NAMED, str(misbehaving.as_llama_server(tmp_path)))
-    cell = asked(ATTENTION, SERVER, per_second=50.0)
-    measured, load = run(cell), traffic.drawn(cell)
-    assert [each.arrived_ns / 1e9 for each in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
-    assert all(each.sent_ns >= each.arrived_ns for each in measured.requests)
-    assert measured.checks["answered"]
-    assert measured.checks["as_alone"]
-    made = plan.scheduling("mini")
-    assert {cell.model for cell in made.cells if cell.rule == SERVER} == {ATTENTION}
-    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}, "what a short run begins with"
-    monkeypatch.setattr(server, "find", lambda: None)
-    assert not [cell for cell in plan.scheduling("mini").cells if cell.rule == SERVER]
-
-
-# ------------------------------------------------------------------ what a reader asks for
-
-
-def test_a_file_is_asked_for_as_many_requests_as_its_size_suggests_and_every_value_of_a_reader_s_own_is_used():
-    asked_for = sweep(files=str(mini_file()), n_chunk="32,16", n_seq=4, n_threads=1)
-    made = plan.scheduling("shape", sweep=asked_for)
-    loads = [cell for cell in made.cells if cell.rule != PARTS]
-    assert {cell.files[0] for cell in made.cells} == set(asked_for.files)
-    assert {cell.rule for cell in loads} == {"shared", "chunked 32", "chunked 16", "one at a time"}
-    assert {(cell.n_seq, cell.n_threads) for cell in made.cells} == {(4, 1)}
-    size, usual = mini_file().stat().st_size, plan.LOADS["shape"]
-    assert sorted({cell.per_second for cell in loads}) == pytest.approx([n * plan.SIZE / size for n in usual], rel=0.05)
-    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, "shared", "chunked 32", "chunked 16"}
-    made = plan.scheduling("mini", sweep=sweep(rates="7,0.5"))
-    assert {cell.per_second for cell in made.cells if cell.rule != PARTS} == {0.5, 7.0}
-    with pytest.raises(StudyError, match="n_seq 2,4: 2 values, and this study is measured at one"):
-        plan.scheduling("mini", sweep=sweep(n_seq="2,4"))
-    for bad in ("0", "-1", "nan", "x"):
-        with pytest.raises(StudyError, match=f"rates {bad}"):
-            sweep(rates=bad)
-
-
-# ------------------------------------------------------------------ the engine, driven by policies
+    return work.run(cell, mini_file(cell.model), lambda stage: None)
 
 
 @pytest.mark.parametrize(
     ("model", "rule"),
-    [*((HYBRID, rule) for rule in ("chunked 64", "decode first 32", "one at a time")), (ATTENTION, "shared")],
+    [(HYBRID, "chunked 64"), (HYBRID, "decode first 32"), (HYBRID, SPLIT), (ATTENTION, "shared")],
 )
 def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
     """Slots are left and filled, prompts ride along in pieces, sequences move: no answer notices."""
-    cell = asked(model, rule)
-    measured, load = run(cell), traffic.drawn(cell)
-    answered(measured, load)
-    series = measured.series
-    assert sum(series["chunk"]) == sum(load.prompt)
-    assert sum(series["decoding"]) == sum(load.output) - len(load)
-    assert max(series["decoding"]) <= cell.n_seq
-    assert len(series["chunk"]) == len(measured.samples_ns[0])
-    if rule == "chunked 64":
-        assert max(series["chunk"]) <= 64
-    if rule == "one at a time":
-        assert not any(many and chunk for many, chunk in zip(series["decoding"], series["chunk"], strict=True))
-
-
-def test_two_processes_that_share_the_work_answer_the_same_requests_at_the_same_times():
-    cell = asked(HYBRID, SPLIT, n_threads=2)
-    measured, load = run(cell), traffic.drawn(cell)
-    answered(measured, load)
-    assert [half(cell).n_threads for half in (sender.sending, sender.receiving)] == [1, 1], "of two threads in all"
+    cell = asked(model, rule, n_threads=2 if rule == SPLIT else 1)
+    measured, load, series = run(cell), loop.drawn(cell), {}
+    assert measured.valid, measured.checks
+    assert measured.checks["second_path_error"] < ENOUGH
+    assert [request.n_prompt for request in measured.requests] == load.prompt
+    assert [len(request.token_ns) for request in measured.requests] == load.output
     assert [request.arrived_ns / 1e9 for request in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
-    moved = zip(measured.requests, measured.series["shipped"], measured.series["loaded"], strict=True)
-    for request, shipped, loaded in moved:
-        assert min(shipped, loaded) > 0
-        assert shipped + loaded < (request.token_ns[0] - request.arrived_ns) / 1e9, "a part of its first token's time"
+    for request in measured.requests:
+        assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
+        assert all(np.diff(request.token_ns) > 0)
+    if rule == SPLIT:
+        halves = [half(cell).n_threads for half in (sender.sending, sender.receiving)]
+        assert halves == [1, 1], "of two threads in all"
+    else:
+        series = measured.series
+        assert sum(series["chunk"]) == sum(load.prompt)
+        assert sum(series["decoding"]) == sum(load.output) - len(load)
+        assert max(series["decoding"]) <= cell.n_seq
+        assert len(series["chunk"]) == len(measured.samples_ns[0])
 
 
 def test_the_engine_makes_the_calls_that_the_simulation_makes():
     """All are there at once, so no clock decides: both sides have to do the same, call by call."""
-    cell = asked(rule="chunked 64", per_second=1e9)
-    series = run(cell).series
-    made = []
+    cell = asked(per_second=1e9)
+    series, made = run(cell).series, []
 
     class Watched(Simulated):
-        def call(self, decoding, step, keys, reading, chunk, before):
-            made.append((len(decoding) if step else 0, keys if step else 0, chunk, before))
-            return super().call(decoding, step, keys, reading, chunk, before)
+        def call(self, decoding, keys, reading, chunk, before):
+            made.append((len(decoding), keys, chunk, before))
+            return super().call(decoding, keys, reading, chunk, before)
 
         def steps(self, decoding, keys, most, until):
-            return [self.call(decoding, True, keys, -1, 0, 0)]
+            return [self.call(decoding, keys, -1, 0, 0)]
 
-    load = Load([0.0] * 12, traffic.drawn(cell).prompt, traffic.drawn(cell).output)
-    serve(load, policies.chunked(64), Watched(known(cell)), cell.n_seq)
-    names = ("decoding", "keys", "chunk", "before")
+    load = replace(loop.drawn(cell), arrives=[0.0] * 12)
+    steps = [(n, n * held, 0, 0, 1e-3) for n in range(1, 5) for held in (1, 512) for _ in range(3)]
+    even = fit(calls(steps + [(0, 0, n, at, 1e-3) for n in (1, 256) for at in (0, 64, 256)]))
+    serve(load, cell.rule, Watched(even), cell.n_seq)
     first = next(n for n, many in enumerate(series["decoding"]) if many)  # the first request may come a call earlier
-    live = list(zip(*(map(int, series[name]) for name in names), strict=True))
+    live = list(zip(*(map(int, series[name]) for name in CALL), strict=True))
     assert live[first:] == made[first:]
-
-
-def known(cell):
-    """A step model of calls that all take a millisecond, of every kind that the cell can make."""
-    many = range(1, cell.n_seq + 1)
-    steps = [(n, n * held, 0, 0) for n in many for held in (1, 2 * cell.n_prompt) for _ in range(3)]
-    chunks = [(0, 0, n, at) for n in range(1, cell.n_prompt + 1) for at in (0, 64, cell.n_prompt)]
-    made = np.array(steps + chunks)
-    return fit("even", observed.Calls(*made.T, np.full(len(made), 1e-3)))
 
 
 def test_parts_hold_every_kind_of_call_that_traffic_makes():
     cell = asked(HYBRID, PARTS, n_requests=1, n_gen=16, n_prompt=128)
     measured = run(cell)
     assert measured.valid, measured.checks
-    made = np.array([measured.series[name] for name in ("decoding", "keys", "chunk", "before")]).astype(int)
-    fitted = fit(HYBRID, observed.Calls(*made, np.array(measured.samples_ns[0]) / 1e9), measured.series["moves"])
-    assert fitted.range.decoding == (1, cell.n_seq)
-    assert fitted.range.chunk == (1, cell.n_prompt)
-    assert fitted.range.held == fitted.range.before == cell.n_prompt + cell.n_gen - 1
-    assert {"step", "chunk", "both"} == set(fitted.factors)
+    columns = [measured.series[name] for name in CALL]
+    fitted = fit(calls(np.array([*columns, np.array(measured.samples_ns[0]) / 1e9]).T), measured.series["moves"])
+    assert (fitted.least, len(fitted.step)) == (1, cell.n_seq)
+    assert (fitted.shortest, len(fitted.base)) == (1, cell.n_prompt)
+    assert fitted.held == fitted.before == cell.n_prompt + cell.n_gen - 1
     asking = asked(n_prompt=128)
-    served = serve(traffic.drawn(asking), policies.chunked(64), Simulated(fitted), asking.n_seq)
-    assert np.isfinite(served.finish).all()
+    assert np.isfinite(serve(loop.drawn(asking), "chunked 64", Simulated(fitted), asking.n_seq).finish).all()
 
 
-# ------------------------------------------------------------------ predictions, and what they are held against
+def test_a_file_is_asked_for_as_many_requests_as_its_size_suggests():
+    asked_for = sweep(files=str(mini_file()), n_threads=1)
+    made = plan.scheduling("shape", sweep=asked_for)
+    loads = [cell for cell in made.cells if cell.rule != PARTS]
+    assert {cell.files[0] for cell in made.cells} == set(asked_for.files)
+    size, usual = mini_file().stat().st_size, plan.LOADS["shape"]
+    assert sorted({cell.per_second for cell in loads}) == pytest.approx([n * plan.SIZE / size for n in usual], rel=0.05)
+    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}, "what a short run begins with"
 
 
-def test_a_percentile_of_too_few_requests_is_not_given():
+# ------------------------------------------------------------------ predictions
+
+
+def test_a_percentile_counts_everybody_who_waited_and_one_of_too_few_requests_is_not_given():
     """The 99th percentile of 48 requests is the slowest of them."""
-    gaps = np.full(400, 1e-3), np.ones(400)
-    few, enough = (metrics.percentiles(np.linspace(0.001, 1, n), gaps) for n in (48, 299))
+    gaps, weights = np.array([3e-3, 1e-3]), np.array([10, 390])
+    few, enough = (metrics.percentiles(np.linspace(0.001, 1, n), gaps, weights) for n in (48, 299))
     assert [name for name in few if np.isnan(few[name])] == ["ttft_p95", "ttft_p99"]
     assert not [name for name in enough if np.isnan(enough[name])]
-    assert few["itl_p99"] == enough["itl_p99"] == pytest.approx(1e-3)
+    assert (few["itl_p95"], few["itl_p99"]) == (1e-3, 3e-3)
 
 
-@pytest.mark.long
-def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_give_the_same(monkeypatch):
-    rows = recording.read("07-scheduling", "recorded", "mini").rows
-    looked_up, asked, made = simulations.looked_up, count(), []
-
-    def sometimes_again(what, load, model, simulate):
-        found = looked_up(what, load, model, lambda: made.append(what) or simulate())
-        assert next(asked) % 30 or simulate() == pytest.approx(found, rel=1e-6, nan_ok=True)
-        return found
-
-    monkeypatch.setattr(simulations, "used", {})
-    monkeypatch.setattr(simulations, "looked_up", sometimes_again)
-    seen = observed.of_rows(rows)
-    queueing.predictions(seen, taken("mini"))
-    assert next(asked) > 80
-    assert made == []
+@pytest.fixture(scope="module")
+def seen():
+    """What chapter 7 shows of a file of full size."""
+    return law.of_rows(recording.read("07-scheduling", "recorded", "shape").rows)
 
 
-def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
-    model = next(iter(observed.fitted(seen).values()))
-    load, monkey = simulations.at_rate(observed.typical(seen), 20.0, 50), {}
-    monkeypatch.setattr(simulations, "used", monkey)
-    for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
-        for own in (model, replace(model, waking=model.waking + 1e-3)):
-            for rule, slots in (("shared", 4), ("shared", 5), ("one at a time", 4)):
-                simulations.simulated(changed, rule, own, slots, 1)
-    assert len(monkey) == 12
-
-
-def taken(scale):
-    """The measured waits of each process, as the notebook has them."""
-    found = measurements.measurements("07-scheduling", "recorded", scale)
-    return found[found["usable"]]
-
-
-@pytest.fixture
-def seldom(monkeypatch):
-    """One simulation of a load: which predictions there are, and what they know, is the same."""
-    for module, name in ((simulations, "ASKED"), (simulations, "SEEDS")):
-        monkeypatch.setattr(module, name, 1)
-
-
-def test_no_way_knows_the_load_that_it_predicts(seldom, monkeypatch):
+def test_no_way_knows_the_load_that_it_predicts(seen, monkeypatch):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
+    monkeypatch.setattr(law, "ASKED", 1)  # simulation of a load: what they know is the same
     recorded = recording.read("07-scheduling", "recorded", "shape")
-    rows = recorded.rows
-    usual = observed.of_rows(rows)
-    at = usual.loads[-1]
-    slower = rows["per_second"] == at
+    rows, at = recorded.rows, seen.loads[-1]
     late = {
         "samples_ns": lambda samples: [[10 * ns for ns in each] for each in samples],
         "series": lambda series: series | {"moves": [10.0 for _ in series.get("moves", ())]},
-        "requests": lambda told: [replaced(each, token_ns=[10 * ns for ns in each.token_ns]) for each in told],
+        "requests": lambda came: [replaced(each, token_ns=[10 * ns for ns in each.token_ns]) for each in came],
     }
-    changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
-    both = (usual, observed.of_rows(changed))
-    monkeypatch.setattr(measurements, "recorded", lambda *asked: replace(recorded, rows=rows))
-    before = queueing.predictions(usual, taken("shape"))
-    measurements.recording.cache_clear()
-    monkeypatch.setattr(measurements, "recorded", lambda *asked: replace(recorded, rows=changed))
-    after = queueing.predictions(both[1], taken("shape"))
-    measurements.recording.cache_clear()
-    same = before["per_second"] == at
-    assert before.loc[same, "predicted"].tolist() == pytest.approx(after.loc[same, "predicted"].tolist(), nan_ok=True)
-    assert after.loc[same, "measured"].iloc[0].value > 5 * before.loc[same, "measured"].iloc[0].value
+    slower = {
+        name: rows[name].mask(rows["per_second"] == at, rows[name].map(as_late)) for name, as_late in late.items()
+    }
+    before, after = (
+        law.predictions(law.of_rows(part.rows), measured[measured["usable"] & (measured["rule"] != PARTS)])
+        for part in (recorded, replace(recorded, rows=rows.assign(**slower)))
+        for measured in (measurements.tidy(part),)
+    )
+    before, after = (found[found["per_second"] == at].reset_index() for found in (before, after))
+    assert before["predicted"].tolist() == pytest.approx(after["predicted"].tolist(), nan_ok=True)
+    assert after["ratio"][0].value < before["ratio"][0].value / 5
 
 
-def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_served():
-    seen = observed.of_rows(recording.read("07-scheduling", "recorded", "shape").rows)
-    ((model, own),) = observed.fitted(seen).items()
+def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_served(seen):
+    ((_, own),) = law.fitted(seen).items()
     plain = own.untuned()
     served = replace(plain, base=tuple(1.2 * s for s in plain.base), step=tuple(0.7 * s for s in plain.step))
-    used = seen.traffic[seen.traffic["per_second"].isin(seen.loads)].drop_duplicates(["per_second", "rule"])
-    rows = {(model, row.per_second, row.rule): row for row in used.itertuples()}
-    waits = [simulations.simulated(metrics.load_of(row), row.rule, served, int(row.n_seq), 1) for row in rows.values()]
-    known = pd.DataFrame(
-        [dict(zip(queueing.LOADED, key, strict=True)) | of for key, of in zip(rows, waits, strict=True)]
-    )
-    found = queueing.tuned(plain, known, rows)
+    used = seen.traffic[seen.traffic["per_second"].isin(seen.loads)].drop_duplicates(law.LOADED)
+    rows = {(row.model, row.per_second, row.rule): row for row in used.itertuples()}
+    index = pd.MultiIndex.from_tuples(rows, names=law.LOADED)
+    known = pd.DataFrame([law.simulated(row, served) for row in rows.values()], index=index)
+    found = law.tuned(plain, known, rows)
     assert (*found.base, *found.step) == pytest.approx((*served.base, *served.step))
 
 
@@ -292,9 +317,8 @@ def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_serv
 
 
 def fleet(**fields):
-    base = fleets_plan.fleet("mini").cells[0]
-    usual = {"n_machines": 3, "n_requests": 20, "repetitions": 1, "balance": "least work", "pattern": "steady"}
-    return change(base, **usual | fields)
+    base = plan.fleet("mini").cells[0]
+    return change(base, **{"n_machines": 3, "n_requests": 20, "repetitions": 1, "pattern": "steady"} | fields)
 
 
 @pytest.mark.whole
@@ -302,7 +326,7 @@ def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_die
     """A real scheduler and a real worker of it, killed while it simulates."""
     dask, distributed = (pytest.importorskip(name) for name in ("dask", "distributed"))
     cell = fleet()
-    planned = replace(fleets_plan.fleet("mini"), cells=(cell,))
+    planned = replace(plan.fleet("mini"), cells=(cell,))
     with (
         dask.config.set({"distributed.nanny.pre-spawn-environ": {}}),  # it would be left in this process
         distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as started,
@@ -323,38 +347,30 @@ def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_die
     assert (row.cell, row.series, row.checks["complete"]) == (cell, expected.series, True)
 
 
-def test_what_runs_the_engine_is_not_given_away(tmp_path):
-    nowhere = runner.Elsewhere(lambda *told: None, 1)
-    with pytest.raises(StudyError, match="07-scheduling: runs the engine"):
-        runner.sweep(plan.scheduling("mini"), tmp_path / "j.jsonl", elsewhere=nowhere)
-    assert not (tmp_path / "j.jsonl").exists()
-
-
-def test_a_scheduler_or_rows_that_are_not_there_are_named(monkeypatch):
+def test_what_runs_the_engine_is_not_given_away_and_a_scheduler_or_rows_that_are_not_there_are_named(
+    tmp_path, monkeypatch
+):
     pytest.importorskip("distributed")
     monkeypatch.setattr(cluster, "PATIENCE_S", 0.5)
-    for address in ("tcp://127.0.0.1:1", "nonsense://x"):
-        with pytest.raises(StudyError, match=f"scheduler {address}: is not reached"), cluster.connected(address):
-            pass
+    with pytest.raises(StudyError, match="07-scheduling: runs the engine"):
+        runner.sweep(plan.scheduling("mini"), tmp_path / "j.jsonl", elsewhere=runner.Elsewhere(lambda *told: None, 1))
+    with pytest.raises(StudyError, match="is not reached"):
+        cluster.connected("tcp://127.0.0.1:1").__enter__()
     with pytest.raises(StudyError, match="07-scheduling at mini: the rows that this fleet is simulated by are not"):
         fleets.measured_calls(change(fleet(), rows_sha256="0" * 64))
 
 
 def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
-    def needs(least):
-        return lambda machines: {"machines": machines, "well": 1.0 if machines >= least else 0.5}
-
-    found = [each for each in fleets.fewest(needs(1.7)) if each["well"] >= fleets_plan.WELL]
-    assert 1.7 <= min(each["machines"] for each in found) < 1.7 * fleets.MOST ** (1 / 2**fleets.HALVINGS)
-    assert [each["well"] for each in fleets.fewest(needs(100))] == [0.5], "not even the most is enough"
+    found = [machines for machines, well in fleets.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
+    assert 1.7 <= min(found) < 1.7 * fleets.MOST ** (1 / 2**fleets.HALVINGS)
+    assert [*fleets.fewest(lambda n: 0.5)] == [(fleets.MOST, 0.5)], "not even the most is enough"
 
 
 def test_a_sample_of_machines_says_what_all_of_them_do(seen, monkeypatch):
-    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(seen)[HYBRID], observed.typical(seen))
-    sampled = fleets.Days(cell, *known, 0).served(1.2)
+    ((_, model),) = law.fitted(seen).items()
+    cell, typical = fleet(n_machines=160, n_requests=60), law.load_of(next(seen.traffic.itertuples()))
+    sampled = fleets.Days(cell, model, typical, 0).well(1.2)
     monkeypatch.setattr(fleets, "SAMPLE", 160)
-    every = fleets.Days(cell, *known, 0).served(1.2)
-    n = 40 * 60
-    error = (every["well"] * (1 - every["well"]) / n) ** 0.5 + 1 / n
-    assert abs(sampled["well"] - every["well"]) < 6 * error
-    assert sampled["ttft_p99"] == pytest.approx(every["ttft_p99"], rel=0.25)
+    every = fleets.Days(cell, model, typical, 0).well(1.2)
+    error = (every * (1 - every) / (40 * 60)) ** 0.5 + 1 / (40 * 60)
+    assert abs(sampled - every) < 6 * error

@@ -25,7 +25,7 @@ from llama_meter.serve import client, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
 from llama_meter.serve.server import Setup
 from plamo_study.read import answers, metrics
-from plamo_study.studies.serving import law as analysis, work as serving
+from plamo_study.studies.serving import law as analysis, metrics as of_serving, work as serving
 
 MS, NS = 1_000_000, 1e9
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study engine build llama-server")
@@ -288,7 +288,7 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     series |= {"lag": [0.0, 1e-3, 0.0], "switches": [5.0 * 8 * 20]}
     row = {"server": "llama-server", "n_clients": 4, "checks": {"client_binds": 1.0}, "series": series}
     row["requests"] = [request(9, 2.0, due_ms=100 * i) for i in range(8)]
-    told = {name: (unit, value) for name, unit, value, _ in metrics.serving(row)}
+    told = {name: (unit, value) for name, unit, value, _ in of_serving.serving(row)}
     assert told["ttft"] == told["own_ttft"] == ("s", pytest.approx(0.009))
     assert told["itl"] == ("s", pytest.approx(0.002))
     assert told["own_tpot_full"] == ("s", pytest.approx(0.002)), "of those that ended while others came"
@@ -297,7 +297,7 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     assert (told["late"][1], told["binds"][1]) == (pytest.approx(0.5), 1.0)
     row["requests"] = [request(0, 0, failure="ConnectError") for _ in row["requests"]]
     row["series"] |= {"n_gen": [0.0] * 8, "prompt_ms": [0.0] * 8, "answer_ms": [0.0] * 8, "switches": [0.0]}
-    assert {name for name, *_ in metrics.serving(row)} == {"binds"}, "who answered nothing has no times"
+    assert {name for name, *_ in of_serving.serving(row)} == {"binds"}, "who answered nothing has no times"
 
 
 OF_ROW = {
@@ -346,11 +346,11 @@ def test_every_rate_that_came_at_random_times_has_its_share_of_requests_that_met
     series |= {"lag": [0.0, 1e-3, 0.0]}
     row = {"server": "llama-server", "n_clients": 0, "checks": {"client_binds": 0.0}, "series": series, "scale": "mini"}
     row |= {"per_second": 2.0, "requests": [request(9, 2), request(9, 2), request(9, 11), request(251, 2)]}
-    told = {name: samples.tolist() for name, _, _, samples in metrics.serving(row)}
+    told = {name: samples.tolist() for name, _, _, samples in of_serving.serving(row)}
     assert (told["rate"], told["met"]) == ([2.0], [0.5]), "one came late, and one was slow"
     assert told["goodput"] == pytest.approx([2 / 0.259]), "until the late one's last token"
     row["series"] = series | {"rates": [1.0, 4.0], "met": [1.0, 0.25]}
-    told = {name: samples.tolist() for name, _, _, samples in metrics.serving(row)}
+    told = {name: samples.tolist() for name, _, _, samples in of_serving.serving(row)}
     assert (told["rate"], told["met"]) == ([1.0, 4.0], [1.0, 0.25])
 
 

@@ -418,7 +418,6 @@ class Answers(OnModel, frozen=True, kw_only=True):
 
 # rules of `Traffic` that are no policy
 PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
-SERVER = "llama-server"  # its own policy
 SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as chapter 7 does
 
 

@@ -12,10 +12,11 @@ import pandas as pd
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
-from plamo_study.read import answers as became, frame, metrics, processors
+from plamo_study.read import answers as became, frame, processors
 from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read, recorded
 from plamo_study.read.usable import unrepeated, usable
 from plamo_study.show.evidence import chip
+from plamo_study.studies import registry
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
@@ -67,27 +68,8 @@ def measurements(
             What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
             steps), "read" and "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its
             weights), "memory" (of weights, caches and computing; of rows before that was told, the peak resident
-            size). Of a shipment: "prefill", "save", "check", "send", "load", "first step", "state" (its bytes),
-            "identical" (1 where every bit of the answer is) and "error". Of requests
-            that arrive: "ttft", "itl", "itl_max", "throughput" and "arrivals". Of a prompt that
-            arrives while others are answered (chapter 7): "step before", "itl" and "itl_max" of those
-            others, the prompt's "ttft", "chunk" (the calls with a full chunk in them) and "arrival" (every
-            call). A process that crashed or hung has one line with the metric "none".
-            Of processes that share sequences out (chapter 3): "throughput" (prompts included), "ttft", "step",
-            "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
-            killed "finished" (requests) and "got" (tokens of its sequences).
-            Of requests that one file reads and another writes (appendix B): "reading", "saving", "loading",
-            "writing", all of it as "request", "state", and bytes of memory of the "first file" and "second file".
-            Of a load that a policy served (chapter 7): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
-            "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
-            engine computed); "call" (every call) where calls were made alone.
-            Of a load on a server (chapter 9): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
-            "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
-            "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
-            "rate" and "met" of requests that come at random times: every rate that was tried, and the share of its
-            requests that met the objectives; "goodput", those a second;
-            "wakes" (how often its threads were scheduled, per token); "late" (95th percentile of the client's delay in
-            reading, as a fraction of a gap) and "binds" (1: the client's usual delay is over 5 % of a gap).
+            size). What else a kind of cell measures, its chapter's folder says, in `metrics`. A process that crashed or
+            hung, or of which nothing is defined, has one line with the metric "none".
         value, unit
             The median over the process's samples, in s, B/s, FLOP/s, tokens/s or B.
         samples
@@ -284,8 +266,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
     """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
     what = row["workload"]
-    if what in metrics.INSTEAD:
-        yield from metrics.INSTEAD[what](row)
+    if what in registry.quantities():
+        yield from registry.quantities()[what](row)
     elif len(times):
         middle = float(np.median(times))
         if what == "read":
@@ -296,8 +278,6 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
             yield "matmul", "FLOP/s", row["n_flops"] / middle, row["n_flops"] / times
         else:
             yield ("step" if what == "decode" else what), "s", middle, times
-    if what in metrics.BESIDE:
-        yield from metrics.BESIDE[what](row)
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts

@@ -1,9 +1,11 @@
 """Every chapter and study, found in the folders beside this module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from plamo_study.studies.chapter import HISTORY, Chapter
 
 if TYPE_CHECKING:
     from llama_meter.measure.plan import Plan
+    from plamo_study.read.metrics import Quantities
 
 TEMPLATE = "template"  # the folder to copy, no chapter itself
 
@@ -32,6 +35,15 @@ def _chapter(package: str) -> Chapter:
     near = {name: study for name, study in chapter.studies.items() if study.where.count(".") == 1}
     inside = {name: replace(study, where=f"{package}.{study.where}") for name, study in near.items()}
     return replace(chapter, studies=dict(chapter.studies) | inside)
+
+
+@cache
+def quantities() -> "Mapping[str, Quantities]":
+    """By kind of cell, what its rows hold in place of times in one piece: the QUANTITIES of the folders' `metrics`."""
+    found: dict[str, Quantities] = {}
+    for place in sorted(Path(studies.__path__[0]).glob("*/metrics.py")):
+        found |= import_module(f"{studies.__name__}.{place.parent.name}.metrics").QUANTITIES
+    return found
 
 
 CHAPTERS = _chapters()

@@ -6,8 +6,8 @@ CHAPTER = Chapter(
     "07-latency",
     "who waits",
     {
-        "07-chunked": Study("chunked_plan.chunked"),
-        "07-disaggregation": Study("disaggregation_plan.disaggregation"),
+        "07-chunked": Study("plan.chunked"),
+        "07-disaggregation": Study("plan.disaggregation"),
         "07-scheduling": Study("plan.scheduling"),
         "07-fleet": Study("plan.fleet", aside=True),
     },

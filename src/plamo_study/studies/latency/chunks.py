@@ -5,6 +5,7 @@ those of one prefill of all its tokens. How the engine splits mixed calls is rec
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,76 +18,67 @@ from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import proof, sessions, watch
 from llama_meter.measure.proof import Prompts
-from llama_meter.measure.tolerance import tolerance
-from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
-from plamo_study.studies.latency.chunk_calls import before, calls, lengths
+from plamo_study.studies.latency.metrics import before, calls
 
 WARM_STEPS = 2
 clock = time.perf_counter_ns
 
 
-def config(cell: Arrival) -> SessionConfig:
-    """Session settings: room for the longest sequence in each, and a batch as long as the longest call."""
-    longest = max(sum(n for _, n in call) for call in calls(cell))
-    return sessions.config(
-        cell,
-        max(lengths(cell).values()),
-        n_seq_max=cell.n_seq + 1,
-        n_batch=max(longest, cell.n_batch),
-        kv_unified=cell.kv_unified,
-        swa_full=False,
-    )
-
-
 def run(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured:
     """Do one cell. `samples_ns`: one number per call, in the order of `calls`.
 
-    `requests`: the decoding sequences and the prompt, times since the first timed call. `series`: "error" by sequence,
-    its last logits against those alone, and "gap", between its two likeliest tokens there, both relative;
-    "micro-batch": tokens of each micro-batch in order, "of call": the call of each.
+    `requests`: the decoding sequences and the prompt, times since the first timed call. `series`: "micro-batch": tokens
+    of each micro-batch of mixed calls in order, "of call": the call of each.
     """
-    log: list[str] = []
-    library.capture_log(log)
+    library.capture_log([])
     start = clock()
     with Session(path, config(cell)) as session:
         load_ns = clock() - start
-        tokens = _draw(cell, session.n_vocab)
+        rng = np.random.default_rng(cell.seed)
+        totals = lengths(cell).items()
+        tokens = {seq: rng.integers(FIRST_TOKEN, session.n_vocab, n, dtype=np.int32) for seq, n in totals}
+        made, first = calls(cell), before(cell)
         stage("warm-up")
         start = clock()
         _fill(cell, session, tokens)
-        _evaluate(session, tokens, _warm(cell))
+        _evaluate(session, tokens, (*made[: min(first, WARM_STEPS)], *made[first : first + 2]))  # the shapes timed
         warmup = clock() - start
         _fill(cell, session, tokens)
         stage("arrival")
-        before = session.n_evaluated
+        started = session.n_evaluated
         with watch.timed():
-            stamps, logits = _evaluate(session, tokens, calls(cell))
-        evaluated = session.n_evaluated - before
+            stamps, logits = _evaluate(session, tokens, made)
+        evaluated = session.n_evaluated - started
         stage("alone")
         alone = {seq: proof.alone(session, seq, stream) for seq, stream in tokens.items()}
     stage("micro-batches")
-    errors = [relative_error(logits[seq], alone[seq]) for seq in tokens]
-    due = sum(n for call in calls(cell) for _, n in call)
-    checks: dict[str, float | bool] = {"second_path_error": max(errors)}
-    checks |= {"second_path": max(errors) <= tolerance(cell), "evaluated": evaluated == due}
-    checks["finite"] = all(bool(np.isfinite(row).all()) for row in logits.values())
-    checks["other_tokens"] = sum(int(logits[seq].argmax() != alone[seq].argmax()) for seq in tokens)
+    checks = proof.checks(cell, logits, alone, evaluated, sum(n for call in made for _, n in call))
     return Measured(
         samples_ns=[np.diff(stamps).tolist()],
         warmup_ns=[warmup],
         load_ns=load_ns,
         n_evaluated=evaluated,
         checks=checks,
-        series={"error": errors, "gap": [_gap(alone[seq]) for seq in tokens]} | _formed(cell, path, tokens),
+        series=_formed(cell, path, tokens) if cell.way == "together" else {},
         requests=_requests(cell, [stamp - stamps[0] for stamp in stamps]),
         valid=passed(checks),
     )
 
 
-def _draw(cell: Arrival, n_vocab: int) -> Prompts:
-    rng = np.random.default_rng(cell.seed)
-    return {seq: rng.integers(FIRST_TOKEN, n_vocab, n, dtype=np.int32) for seq, n in lengths(cell).items()}
+def config(cell: Arrival) -> SessionConfig:
+    """Session settings: room for the longest sequence in each, and a batch as long as the longest call."""
+    n_batch = max(cell.n_batch, *(sum(n for _, n in call) for call in calls(cell)))
+    changes = {"n_seq_max": cell.n_seq + 1, "n_batch": n_batch, "kv_unified": cell.kv_unified, "swa_full": False}
+    return sessions.config(cell, max(lengths(cell).values()), **changes)
+
+
+def lengths(cell: Arrival) -> dict[int, int]:
+    """Tokens of every sequence at the end, those it starts from included."""
+    totals = Counter({seq: cell.depth for seq in range(cell.n_seq)})
+    for call in calls(cell):
+        totals.update(dict(call))
+    return dict(totals)
 
 
 def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
@@ -96,18 +88,11 @@ def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
         session.prefill({seq: tokens[seq][: cell.depth] for seq in range(cell.n_seq)})
 
 
-def _warm(cell: Arrival) -> Calls:
-    """Steps, and the first calls of the arrival: the shapes that are timed."""
-    start = before(cell)
-    return (*calls(cell)[: min(start, WARM_STEPS)], *calls(cell)[start : start + 2])
-
-
-def _evaluate(session: Session, tokens: Prompts, asked: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
+def _evaluate(session: Session, tokens: Prompts, made: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
     """Run the calls; the times (ns) before the first and after each, and every sequence's last logits."""
     logits: dict[int, np.ndarray] = {}
-    parts = []
-    past = list(session.n_past)
-    for call in asked:
+    parts, past = [], list(session.n_past)
+    for call in made:
         parts.append([(seq, tokens[seq][past[seq] : past[seq] + n]) for seq, n in call])
         for seq, n in call:
             past[seq] += n
@@ -136,24 +121,16 @@ def _requests(cell: Arrival, ends: list[int]) -> list[Request]:
     return [*decoding, prompt]
 
 
-def _gap(logits: np.ndarray) -> float:
-    """How far the two likeliest tokens lie apart, relative to the largest logit."""
-    second, first = np.partition(logits, -2)[-2:]
-    return float((first - second) / np.abs(logits).max())
-
-
 def _formed(cell: Arrival, path: Path, tokens: Prompts) -> dict[str, list[float]]:
     """The micro-batches of a decode step and of the first two mixed calls: tokens, and the call each belongs to."""
-    first, sizes, of_call = cell.n_gen - 1, [], []
-    if cell.way != "together":
-        return {}
+    first, sizes, of_call = before(cell) - 1, [], []
     with MicroBatches(path, config(cell)) as session:
         _fill(cell, session, tokens)
-        for number, call in enumerate(calls(cell)[first : first + 3]):
+        for number, call in enumerate(calls(cell)[first : first + 3], first):
             session.sizes.clear()
             _evaluate(session, tokens, (call,))
             sizes += [float(size) for size in session.sizes]
-            of_call += [float(first + number)] * len(session.sizes)
+            of_call += [float(number)] * len(session.sizes)
     return {"micro-batch": sizes, "of call": of_call}
 
 

@@ -1,17 +1,13 @@
-"""Cells of the scheduling study: the calls that traffic is made of, and traffic by policy and load.
-
-Every policy gets requests of the same lengths at the same times, at about 30, 60 and 85 % of the capacity of chunks of
-64 on the reference machine. A reader's own file is asked for as many requests as its size suggests. Parts with fewer
-threads are for a server that leaves a core to its client.
-"""
+"""Cells of chapter 7: a prompt that arrives, policies under load, simulated fleets, and states shipped."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 
-from llama_meter.cells import PARTS, SERVER, SPLIT, Cell, File, Fleet, Traffic
+from llama_meter.cells import PARTS, SPLIT, Arrival, Cell, File, Fleet, Shipment, Traffic
+from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path, stored
 from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
@@ -20,114 +16,185 @@ from llama_meter.measure.plan import (
     change,
     check_scale,
     files_of,
+    fits,
     on_file,
-    one,
     scale_of,
     threads_of,
     with_gates,
 )
-from llama_meter.models import given
+from llama_meter.models import given, registry
 from llama_meter.models.registry import GIVEN
-from llama_meter.serve import server
 
-LONGEST = {
-    "mini": (256, 24),
-    "shape": (128, 16),
-    "file": (128, 16),
-}  # tokens of a prompt and of an answer
+WORKLOADS = "plamo_study.studies.latency"
+PATIENCE = 3  # times the usual limit: a load at full size, or a long prompt, takes minutes
+
+# ------------------------------------------------------------------ a prompt that arrives
+
+PROMPT, DECODING = 512, 4  # tokens of the prompt; sequences being answered
+CHUNKS = (64, 16, 32, 128, 256)  # tokens, in order of need
+STARTED = {"mini": 128, "shape": 32}  # tokens that those decoding start from
+STEPS = 8  # before the prompt arrives, and after it is evaluated
+
+
+def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """A prompt arrives while sequences decode: whole, and in chunks between and in their steps.
+
+    One size of chunk runs in steps with one buffer for all sequences too, which is cut into other micro-batches; and
+    every chunk runs alone. `sweep`: other files, prompts, chunks, numbers of sequences decoding, or settings.
+    Required are the first prompt, whole and in chunks of the first size between steps.
+    """
+    check_scale(scale)
+    base = Arrival(depth=STARTED[scale], n_gen=STEPS, n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
+    base = change(base, **sweep.settings())
+    prompts, chunks = sweep.n_prompt or (PROMPT,), sorted(sweep.n_chunk or CHUNKS, key=lambda n: n != CHUNKS[0])
+    if min(chunks) > max(prompts):
+        why = f"is longer than the prompt of {max(prompts)} tokens"
+        raise StudyError(f"n_chunk {min(chunks)}", why, "give shorter chunks or a longer n_prompt")
+    files, cells, needed = files_of(scale, sweep), dict[Cell, None](), 0
+    for n_arriving, n_seq in product(prompts, sweep.n_seq or (DECODING,)):
+        whole = change(base, n_arriving=n_arriving, n_seq=n_seq)
+        apart = [change(whole, way="apart", n_chunk=n) for n in chunks if n < n_arriving]
+        together = [change(whole, way="together", n_chunk=n) for n in chunks if n <= n_arriving]
+        joined = [change(arrival, kv_unified=True) for arrival in together[:1]]
+        for group in ([whole, *apart[:1]], together[:1], joined, apart[1:], together[1:]):
+            each = (part for cell in group for file in files for part in _with_chunk(on_file(cell, file)))
+            cells |= dict.fromkeys(each)
+            needed = needed or len(cells)
+    planned = with_gates("07-chunked", scale_of(scale, sweep), tuple(cells), exact_cache=False)
+    blocks = 2 if scale == "mini" else 5
+    return replace(planned, needed=needed, blocks=blocks, workload=f"{WORKLOADS}.chunks")
+
+
+def _with_chunk(cell: Arrival) -> Iterator[Arrival]:
+    """A cell, and its chunk with nobody decoding: in a step's call it is computed without its first token."""
+    yield cell
+    if n_chunk := cell.n_chunk - (cell.way == "together"):
+        yield change(cell, n_seq=0, depth=0, kv_unified=False, way="apart", n_chunk=n_chunk)
+
+
+# ------------------------------------------------------------------ policies under load
+
+LONGEST = {"mini": (256, 24), "shape": (128, 16), "file": (128, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
-POLICIES = ("shared", "chunked 64", "one at a time", "decode first 64")
-FIRST = POLICIES[:2]  # which every page needs
-RULES = {"mini": POLICIES, "shape": FIRST, "file": POLICIES[:3]}
-CUT = "chunked {}"  # the policy that cuts prompts into pieces of so many tokens
-LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6)}  # requests a second
+FIRST = ("shared", "chunked 64")  # policies that every page needs
+RULES = {
+    "mini": (*FIRST, "one at a time", "decode first 64", SPLIT),
+    "shape": FIRST,
+    "file": (*FIRST, "one at a time"),
+}
+# Requests a second, about 30, 60 and 85 % of the capacity of chunks of 64 on the reference machine
+LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6)}
 SIZE = 1_374_987_584  # bytes of the file that the loads at full size were chosen for
 REQUESTS = {"mini": 320, "shape": 60, "file": 60}  # for a P99 of first tokens; for a P95
 BLOCKS = {"mini": 5, "shape": 2, "file": 3}
-PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
 
 def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Chapter 7: scheduling policies under load. `sweep`: other files, rates, chunks, slots, threads or settings.
+    """The calls that traffic is made of, and traffic by policy and load. `sweep`: other files, threads or settings.
 
-    Raises StudyError for several numbers of slots or of threads: policies are compared at one.
+    Every policy gets requests of the same lengths at the same times. In order of need: calls, and the policies of FIRST
+    on the first file at the middle load; these at other loads; the rest.
     """
     check_scale(scale)
-    own, (n_prompt, n_gen) = scale_of(scale, sweep), LONGEST[scale_of(scale, sweep)]
-    n_seq, n_threads = one("n_seq", sweep.n_seq, SLOTS), threads_of(sweep)
-    base = Traffic(n_prompt=n_prompt, n_gen=n_gen, n_seq=n_seq, n_threads=n_threads)
-    base = change(base, n_gpu_layers=-1 if gpu else 0, rule=PARTS)
-    base = change(base, **sweep.settings())
+    own = scale_of(scale, sweep)
+    n_prompt, n_gen = LONGEST[own]
+    base = Traffic(n_prompt=n_prompt, n_gen=n_gen, n_seq=SLOTS, n_threads=threads_of(sweep), rule=PARTS)
+    base = change(change(base, n_gpu_layers=-1 if gpu else 0), **sweep.settings())
     files = files_of(scale, sweep, MODELS if scale == "mini" else MODELS[:1])  # a request at full size takes a second
-    ranked: dict[Traffic, int] = {}
+    ranks: dict[Cell, int] = {}
     for file in files:
-        for rank, cell in _of_file(on_file(base, file), file == files[0], sweep):
-            ranked.setdefault(cell, rank)  # on one core a server's parts are the same cells
-    cells: tuple[Cell, ...] = tuple(cell for cell, _ in sorted(ranked.items(), key=lambda item: item[1]))
-    planned = with_gates("07-scheduling", own, cells, exact_cache=False)
-    needed = sum(rank <= (own == "shape") for rank in ranked.values())
+        parts = on_file(base, file)
+        ranks[parts] = 0
+        loads = _loads(file)
+        for per_second, rule in product(loads, RULES[own]):
+            rank = int(per_second != loads[1]) if rule in FIRST and file == files[0] else 2
+            ranks[change(parts, n_requests=REQUESTS[own], per_second=per_second, rule=rule)] = rank
+    planned = with_gates("07-scheduling", own, tuple(sorted(ranks, key=ranks.__getitem__)), exact_cache=False)
     return replace(
         planned,
-        needed=needed,
+        needed=sum(rank <= (own == "shape") for rank in ranks.values()),
         blocks=BLOCKS[own],
         extra_blocks=1,
         time_limit_s=PATIENCE * planned.time_limit_s,
-        workload="plamo_study.studies.latency.work",
+        workload=f"{WORKLOADS}.work",
     )
 
 
-def loads_of(file: File, sweep: Sweep) -> tuple[float, ...]:
-    """Requests a second at which policies are compared on a file, ascending: by its size, where it was given."""
-    if sweep.rates or file[1] != GIVEN:
-        return sweep.rates or LOADS[file[1]]
+def _loads(file: File) -> tuple[float, ...]:
+    """Requests a second at which policies are compared on a file, ascending; of a file that was given by its size."""
+    if file[1] != GIVEN:
+        return LOADS[file[1]]
     return tuple(float(f"{load * SIZE / given.FILES[file].n_bytes:.2g}") for load in LOADS["shape"])
 
 
-def _of_file(base: Traffic, first: bool, sweep: Sweep) -> Iterator[tuple[int, Traffic]]:
-    """Every policy at every load; on small models also the split engine and a server.
-
-    Each with its priority under a time limit: 0 parts, and two policies of the first file at the middle load; 1 these
-    at other loads; 2 other policies; 3 parts with fewer threads, as beside a server; 4 server and split.
-    """
-    small, loads = base.scale == "mini", loads_of(base.files[0], sweep)
-    asked, middle = change(base, n_requests=REQUESTS[base.scale]), loads[len(loads) // 2]
-    named = RULES[base.scale] if first else RULES[base.scale][:3]
-    cut = tuple(map(CUT.format, sweep.n_chunk)) or FIRST[1:]
-    rules = dict.fromkeys(name for rule in named for name in (cut if rule == FIRST[1] else (rule,)))
-    needed = (FIRST[0], *cut)
-    yield 0, base
-    for per_second, rule in product(loads, rules):
-        rank = 2 if not first or rule not in needed else 0 if per_second == middle else 1
-        yield rank, change(asked, per_second=per_second, rule=rule)
-    if first and small and base.n_threads > 1:
-        yield from ((4, change(asked, per_second=per_second, rule=SPLIT)) for per_second in loads[:2])
-    if small and not first and server.find():  # the first model's sequences are mixed up by a server
-        beside = change(base, n_threads=max(base.n_threads - 1, 1))  # a core is the client's
-        yield 3, beside
-        for per_second in loads[:2]:
-            yield 4, change(beside, n_requests=asked.n_requests, per_second=per_second, rule=SERVER)
-
+# ------------------------------------------------------------------ simulated fleets
 
 CALLS = "07-scheduling"  # the study whose journal the simulation is fitted on
 MACHINES = (1, 10, 100, 1000, 10_000)
 DAY, DAYS = 200, 6  # mean requests of a machine in a day; repetitions
 WELL = 0.99  # of all requests are to be served in time
-LIMIT_S = 1800.0
 
 
 def fleet(scale: str, gpu: bool = False) -> Plan:
-    """Chapter 7: fleets of simulated machines. No engine runs; call times come from the journal of loads."""
+    """Fleets of simulated machines. No engine runs; call times come from the journal of loads."""
     check_scale(scale)
     rows_sha256 = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
     base = Fleet(model=MODELS[0], scale=scale, rows_sha256=rows_sha256, rule=FIRST[1], n_seq=SLOTS)
-    base = change(base, n_requests=DAY, repetitions=DAYS)
-    cells = tuple(
-        change(base, n_machines=n, pattern=pattern, balance=balance)
-        for n, pattern, balance in product(MACHINES, ("steady", "diurnal", "bursty"), ("round robin", "least work"))
-    )
-    return Plan("07-fleet", scale, cells, (), None, 1, 0, LIMIT_S, workload="plamo_study.studies.latency.fleets")
+    base = change(base, n_requests=DAY, repetitions=DAYS, balance="least work")
+    patterns = ("steady", "diurnal", "bursty")
+    cells = tuple(change(base, n_machines=n, pattern=pattern) for n, pattern in product(MACHINES, patterns))
+    return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload=f"{WORKLOADS}.fleets")
 
 
 def digest(journal: Path) -> str:
     """SHA-256 of a journal's lines in hex; empty if there are none."""
     return sha256(lines).hexdigest() if (lines := stored(journal)) else ""
+
+
+# ------------------------------------------------------------------ read here, write there
+
+# Tokens shipped, in order of need; beyond the training length too, on which the size of a state does not depend
+LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192)}
+SOON = 3  # of them come before all else
+TWICE = 2  # of them are also shipped with another cache, without flash attention, and by one thread
+BLOCK = 32  # values that share a scale in a cache of 8 bits
+REPETITIONS, REPEATED = {"mini": 3, "shape": 1}, 2048  # in a process; at most so many tokens
+REQUESTED = {"mini": (512, 32, 16.0), "shape": (128, 16, 0.4)}  # tokens of a request and its answer, requests a second
+
+
+def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """Prefill here, decode there: shipments, and requests of one engine and of two that share its threads.
+
+    `sweep`: other files, lengths of shipped prompts, or threads. Required are the first two lengths.
+    """
+    check_scale(scale)
+    lengths = sweep.n_prompt or LENGTHS[scale]
+    base = Shipment(n_gen=4, flash_attn="on", n_gpu_layers=-1 if gpu else 0, n_threads=threads_of(sweep))
+    of_files = zip_longest(*(_of_file(on_file(base, file), scale, lengths) for file in files_of(scale, sweep)))
+    cells = tuple(dict.fromkeys(cell for each in of_files for cell in each if cell))
+    fitting = tuple(filter(fits, cells)) or cells
+    planned = with_gates("07-disaggregation", scale_of(scale, sweep), fitting, exact_cache=False)
+    return replace(
+        planned,
+        cells=fitting if sweep.files and not sweep.n_prompt else cells,  # our own choice gives way to a short context
+        needed=len(files_of(scale, sweep)) * len(lengths[:2]),
+        blocks=5 if scale == "mini" else 3,
+        extra_blocks=1,
+        time_limit_s=PATIENCE * planned.time_limit_s,
+        workload=f"{WORKLOADS}.service",
+    )
+
+
+def _of_file(base: Shipment, scale: str, lengths: tuple[int, ...]) -> Iterator[Cell]:
+    """The cells of one file, in order of need."""
+    shipments = [change(base, n_prompt=n, repetitions=REPETITIONS[scale] if n <= REPEATED else 1) for n in lengths]
+    yield from shipments[:SOON]
+    n_prompt, n_gen, per_second = REQUESTED[scale]
+    service = change(base, workload="service", n_prompt=n_prompt, n_gen=n_gen, n_seq=4, n_requests=8)
+    yield from (change(service, per_second=per_second, mode=mode) for mode in ("shared", "split"))
+    in_8_bits = registry.spec(base.model, base.scale).head_dim % BLOCK == 0  # else the engine has no such cache
+    for shipment in shipments[:TWICE]:
+        yield change(shipment, flash_attn="off")
+        yield from [change(shipment, type_k="q8_0", type_v="q8_0")] if in_8_bits else []
+        yield change(shipment, n_threads=1)
+    yield from shipments[SOON:]

@@ -1,6 +1,6 @@
 """A cell of kind "traffic": requests arrive, and the simulator's loop drives the real engine by the same policy.
 
-Tokens are given beforehand, so every answer can be checked: its last logits must match those of one prefill of all its
+Tokens are drawn beforehand, so every answer can be checked: its last logits must match those of one prefill of all its
 tokens. Sequences in use are always the first ones, followed by the prompt being read. The last sequence moves to the
 place of one that ends, because the stock engine loses PLaMo 2's states otherwise.
 
@@ -13,16 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import PARTS, SERVER, SPLIT, Traffic
+from llama_meter.cells import PARTS, SPLIT, Traffic
 from llama_meter.engine.session import Session
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import proof, sessions, watch
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
-from llama_meter.simulate import policies, traffic
-from llama_meter.simulate.loop import Served, serve
-from llama_meter.simulate.traffic import GRAIN
+from plamo_study.studies.latency import service
+from plamo_study.studies.latency.loop import GRAIN, Served, drawn, serve
 
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
 SIZES = (1, 8, 15, 16, 31, 32, 48, 63, 64, 127, 128, 256)
@@ -42,8 +41,7 @@ class Live:
         self.moves: list[int] = []  # nanoseconds
         self.token_ns: dict[int, list[int]] = {}
         self.logits: dict[int, np.ndarray] = {}  # of every finished request, after its last token
-        self._came: dict[int, np.ndarray] = {}  # logits of the last call, by sequence, where they were copied
-        self._stepped = 0  # sequences of the last call, if it was a step alone
+        self.came: dict[int, np.ndarray] = {}  # logits of the last call, by sequence, where they were copied
         self._ended = self.began
 
     def wait(self, until: float) -> float:
@@ -51,94 +49,77 @@ class Live:
         left = self.began + int(until * NS) - clock()
         if left > 0:
             time.sleep(left / NS)
-        return self._now()
+        return self.rest()
 
-    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
-        """One `llama_decode`; its time includes everything since the last call, such as the policy's own work."""
+    def call(self, decoding: list[int], keys: int, reading: int, chunk: int, before: int, slot: int = -1) -> float:
+        """One `llama_decode`; its time includes everything since the last call, such as the policy's own work.
+
+        `slot`: the sequence that the prompt is read into, where it is not the one after `decoding`.
+        """
         session, began = self.session, self._ended
-        due = [(slot, self.tokens[number]) for slot, number in enumerate(decoding)] if step else []
+        due = [(seq, self.tokens[number]) for seq, number in enumerate(decoding)]
         if chunk:
-            parts = [(slot, stream[session.n_past[slot] : session.n_past[slot] + 1]) for slot, stream in due]
-            parts.append((len(decoding), self.tokens[reading][before : before + chunk]))
-            self._came, self._stepped = session.evaluate(parts), 0
+            parts = [(seq, stream[session.n_past[seq] : session.n_past[seq] + 1]) for seq, stream in due]
+            parts.append((max(slot, len(decoding)), self.tokens[reading][before : before + chunk]))
+            self.came = session.evaluate(parts)
         else:
-            session.decode({slot: int(stream[session.n_past[slot]]) for slot, stream in due})
-            self._came, self._stepped = {}, len(due)
-        now = self._now()
-        for number in decoding if step else ():
+            session.decode({seq: int(stream[session.n_past[seq]]) for seq, stream in due})
+            self.came = {}
+        now = self.rest()
+        for number in decoding:
             self.token_ns.setdefault(number, []).append(self._ended - self.began)
-        many = len(decoding) if step else 0
-        self.calls.append((many, keys if step else 0, chunk, before, self._ended - began))
+        self.calls.append((len(decoding), keys, chunk, before, self._ended - began))
         return now
 
     def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:
         """One step; the time after it."""
-        return [self.call(decoding, True, keys, -1, 0, 0)]
+        return [self.call(decoding, keys, -1, 0, 0)]
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """Keep a sequence's last logits, remove it, and move the last one to its place."""
         session, last, began = self.session, len(decoding) - 1, clock()
-        if slot in self._came:
-            self.logits[decoding[slot]] = self._came[slot]
-        elif slot < self._stepped:
-            self.logits[decoding[slot]] = session.logits(slot)
+        self.logits[decoding[slot]] = self.came[slot] if self.came else session.logits(slot)
         session.remove_tail(slot, 0)
         if slot != last:
             session.move(last, slot)
         if reading >= 0:
             session.move(last + 1, last)
-        now = self._now()
+        now = self.rest()
         if slot != last or reading >= 0:
             self.moves.append((self._ended - began) // ((slot != last) + (reading >= 0)))
         return now
 
-    def _now(self) -> float:
+    def rest(self) -> float:
+        """Exclude the time since the last call from the next one; the time (s)."""
         self._ended = clock()
         return (self._ended - self.began) / NS
-
-    def rest(self) -> None:
-        """Exclude the time since the last call from the next one."""
-        self._now()
 
     def start(self) -> None:
         """Start the time at 0, without earlier calls and moves."""
         self.began = self._ended = clock()
-        self.calls.clear()
-        self.moves.clear()
+        for noted in (self.calls, self.moves, self.token_ns):
+            noted.clear()
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Measure one cell: with a server, with a second process that prefills, or with `in_process`."""
-    if cell.rule == SERVER:
-        from plamo_study.studies.serving import served  # HTTP takes a twelfth of a second to load
-
-        return served.run(cell, path, stage)
-    if cell.rule == SPLIT:
-        from plamo_study.studies.latency import service  # the sockets of two processes, for few cells
-
-        load = traffic.drawn(cell)
-        return service.answered(cell, service.Asked(load.prompt, load.output), path, stage)
-    return in_process(cell, path, stage)
-
-
-def in_process(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Measure one cell by a policy.
+    """Measure one cell by a policy, or with a second process that prefills.
 
     `samples_ns`: one number per call; `series`, by call: "decoding" (sequences), "keys" (tokens these held), "chunk"
-    and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a sequence to another place)
-    and "error" of every request. `requests`: arrivals and tokens.
+    and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a sequence to another place).
+    `requests`: arrivals and tokens.
     """
+    load = drawn(cell)
+    if cell.rule == SPLIT:
+        return service.answered(cell, load.prompt, load.output, path, stage)
     start = clock()
     config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
     with Session(path, config) as session:
         load_ns = clock() - start
-        load = traffic.drawn(cell)
-        lengths = [load.prompt[n] + load.output[n] - 1 for n in range(len(load))]
+        lengths = [n_prompt + n_gen - 1 for n_prompt, n_gen in zip(load.prompt, load.output, strict=True)]
         if cell.rule == PARTS:
             lengths = [cell.n_prompt + cell.n_gen] * cell.n_seq
         rng = np.random.default_rng([cell.seed, 2])
-        tokens = [rng.integers(FIRST_TOKEN, session.n_vocab, n, dtype=np.int32) for n in lengths]
-        live = Live(session, tokens)
+        live = Live(session, [rng.integers(FIRST_TOKEN, session.n_vocab, n, dtype=np.int32) for n in lengths])
         stage("warm-up")
         start = clock()
         _warm(cell, session, live)
@@ -146,30 +127,31 @@ def in_process(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measu
         session.clear()
         stage("serve")
         live.start()
-        served = None
+        requests: list[Request] = []
+        past = lengths
         with watch.timed():
             if cell.rule == PARTS:
                 _parts(cell, session, live)
+                past = list(session.n_past)
             else:
-                served = serve(load, policies.named(cell.rule), live, cell.n_seq)
+                requests = _requests(serve(load, cell.rule, live, cell.n_seq), live)
         stage("alone")
-        past = {n: session.n_past[n] if cell.rule == PARTS else len(tokens[n]) for n in live.logits}
         errors = [
-            relative_error(logits, proof.alone(session, 0, tokens[n][: past[n]])) for n, logits in live.logits.items()
+            relative_error(logits, proof.alone(session, 0, live.tokens[n][: past[n]]))
+            for n, logits in live.logits.items()
         ]
     checks: dict[str, float | bool] = {"second_path_error": max(errors), "second_path": max(errors) <= tolerance(cell)}
     checks["finite"] = all(bool(np.isfinite(logits).all()) for logits in live.logits.values())
-    requests = _requests(cell, served, live) if served else []
-    checks["answered"] = [len(request.token_ns) for request in requests] == (load.output if served else [])
+    checks["answered"] = [len(request.token_ns) for request in requests] == (load.output if requests else [])
     named = dict(zip(("decoding", "keys", "chunk", "before"), zip(*live.calls, strict=True), strict=False))
+    series = {name: list(map(float, values)) for name, values in named.items()}
     return Measured(
         samples_ns=[[call[-1] for call in live.calls]],
         warmup_ns=[warmup],
         load_ns=load_ns,
         n_evaluated=sum(call[0] + call[2] for call in live.calls),
         checks=checks,
-        series={name: list(map(float, values)) for name, values in named.items()}
-        | {"moves": [ns / NS for ns in live.moves], "error": errors},
+        series=series | {"moves": [ns / NS for ns in live.moves]},
         requests=requests,
         valid=passed(checks),
     )
@@ -180,11 +162,10 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
     session.clear()
     others = list(range(min(cell.n_seq, len(live.tokens)) - 1))
     for slot in others:
-        live.call(list(range(slot)), False, 0, slot, GRAIN // 2, 0)
+        live.call([], 0, slot, GRAIN // 2, 0, slot)
     for _ in range(WARM_STEPS if others else 0):
-        live.call(others, True, 0, -1, 0, 0)
-    live.call(others, bool(others), 0, len(others), min(64, len(live.tokens[len(others)])), 0)
-    live.token_ns.clear()
+        live.call(others, 0, -1, 0, 0)
+    live.call(others, 0, len(others), min(64, len(live.tokens[len(others)])), 0)
 
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
@@ -196,8 +177,7 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
     longest, chunks = cell.n_prompt + cell.n_gen, CHUNKS[cell.scale]
-    places = sorted({longest // 2, *(longest - size for size in sizes)})
-    held = _states(session, live, places)
+    held = _states(session, live, sorted({longest // 2, *(longest - size for size in sizes)}))
     for size in sizes:
         for begin in sorted({0, longest // 2, longest - size}):
             session.clear()
@@ -206,7 +186,7 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
             live.rest()
             for _ in range(chunks):
                 if session.n_past[0] + size <= longest:
-                    live.call([], False, 0, 0, size, session.n_past[0])
+                    live.call([], 0, 0, size, session.n_past[0])
     for depth in (GRAIN, cell.n_prompt):
         state = _states(session, live, [depth])[depth]
         for slot in range(cell.n_seq):
@@ -214,14 +194,14 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
                 session.set_state(slot, state, depth)
             live.rest()
             for _ in range(cell.n_gen // cell.n_seq):
-                live.call(list(range(slot + 1)), True, sum(session.n_past[: slot + 1]), -1, 0, 0)
+                live.call(list(range(slot + 1)), sum(session.n_past[: slot + 1]), -1, 0, 0)
     _states(session, live, [cell.n_prompt])
     live.rest()
     for _ in range(cell.n_gen):
-        live.call([0], True, session.n_past[0], -1, 0, 0)
+        live.call([0], session.n_past[0], -1, 0, 0)
     for number, others in enumerate((max(cell.n_seq // 2, 1), cell.n_seq - 1)):
         _beside(session, live, list(range(others)), sizes[number::2], chunks, cell.n_prompt)
-    live.logits = dict(live._came)
+    live.logits = dict(live.came)
     for _ in range(MOVES):
         began = clock()
         session.set_state(0, session.read_state(0), session.n_past[0])
@@ -237,7 +217,7 @@ def _states(session: Session, live: Live, places: list[int]) -> dict[int, np.nda
     states = {}
     for place in places:
         live.rest()
-        live.call([], False, 0, 0, place - session.n_past[0], session.n_past[0])
+        live.call([], 0, 0, place - session.n_past[0], session.n_past[0])
         states[place] = session.read_state(0)
     return states
 
@@ -247,25 +227,25 @@ def _beside(session: Session, live: Live, others: list[int], sizes: list[int], c
     session.clear()
     live.rest()
     for slot in others:
-        live.call(others[:slot], False, 0, slot, NEIGHBOUR, 0)
+        live.call([], 0, slot, NEIGHBOUR, 0, slot)
     for size in sizes:
         session.remove_tail(len(others), 0)
         live.rest()
         for before in range(0, min(chunks * size, n_prompt) - size + 1, size):
-            live.call(others, bool(others), sum(session.n_past[: len(others)]), len(others), size, before)
+            live.call(others, sum(session.n_past[: len(others)]), len(others), size, before)
 
 
-def _requests(cell: Traffic, served: Served, live: Live) -> list[Request]:
+def _requests(served: Served, live: Live) -> list[Request]:
     """Every request with the times of its tokens; the first token comes when the prompt is read."""
-    load = served.load
+    columns = zip(served.load.arrives, served.load.prompt, served.first, strict=True)
     return [
         Request(
             id=str(n),
-            n_prompt=load.prompt[n],
-            arrived_ns=int(load.arrives[n] * NS),
-            token_ns=[int(served.first[n] * NS), *live.token_ns.get(n, [])],
+            n_prompt=n_prompt,
+            arrived_ns=int(arrived * NS),
+            token_ns=[int(first * NS), *live.token_ns.get(n, [])],
         )
-        for n in range(len(load))
+        for n, (arrived, n_prompt, first) in enumerate(columns)
     ]
 
 

@@ -11,46 +11,36 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from llama_meter.cells import Service, Shipment, Traffic
+from llama_meter.cells import SPLIT, Service, Shipment, Traffic
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import peers, sessions
 from llama_meter.measure.peers import clock
 
 WARM_STEPS = 2
-SPLIT = "split"
 Asking = Service | Traffic  # cells in which requests arrive
-
-
-# ---------------------------------------------------------------- what is said
-
-
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds spent on a state before it was announced."""
-
-    prefill: int
-    save: int
-    check: int
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """What announces a sequence's state."""
 
-    request: int = 0
+    request: int
     n_tokens: int  # evaluated, and in the state
     token: int  # first of the answer: not in the state, and a recurrent state cannot go back to compute it
     n_bytes: int
     sha256: str  # of these bytes
-    spent: Spent  # on the sender's side
+    spent: dict[str, int]  # nanoseconds of prefill, save and check on the sender's side
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The sender is ready."""
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Task of the sender: the cell, its model file, and the tokens of each request's prompt."""
 
-    pid: int
+    cell: Shipment | Asking
+    path: str
+    lengths: list[int]
 
 
-# ---------------------------------------------------------------- what both sides derive
+# ------------------------------------------------------------------ what both sides derive
 
 
 def receiving(cell: Shipment | Asking) -> SessionConfig:
@@ -63,32 +53,29 @@ def sending(cell: Shipment | Asking) -> SessionConfig:
     return _config(cell, reading_threads(cell) or cell.n_threads)
 
 
-def is_split(cell: Asking) -> bool:
-    """Whether one process prefills and another decodes."""
-    return (cell.rule if isinstance(cell, Traffic) else cell.mode) == SPLIT
+def is_split(cell: Shipment | Asking) -> bool:
+    """Whether requests arrive in one process, which prefills, and are decoded in another."""
+    return SPLIT in (getattr(cell, "rule", ""), getattr(cell, "mode", ""))
 
 
 def reading_threads(cell: Shipment | Asking) -> int:
     """Threads that prefill while others decode: half of them if the work is split, else 0."""
-    return max(cell.n_threads // 2, 1) if not isinstance(cell, Shipment) and is_split(cell) else 0
+    return max(cell.n_threads // 2, 1) if is_split(cell) else 0
 
 
 def _config(cell: Shipment | Asking, n_threads: int) -> SessionConfig:
-    n_seq = 1 if isinstance(cell, Shipment) else cell.n_seq
-    changes = {"n_seq_max": n_seq, "n_threads": max(n_threads, 1), "n_threads_batch": max(n_threads, 1)}
+    changes = {"n_seq_max": getattr(cell, "n_seq", 1), "n_threads": max(n_threads, 1)}
+    changes |= {"n_threads_batch": changes["n_threads"]}
     return sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False, **changes)
 
 
 def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
     """Random tokens, (n, n_tokens) int32: a prompt per repetition, or per request the longest prompt with its
     answer."""
-    rng = np.random.default_rng(cell.seed)
-    n, length = (
-        (cell.repetitions, cell.n_prompt)
-        if isinstance(cell, Shipment)
-        else (cell.n_requests, cell.n_prompt + cell.n_gen)
-    )
-    return rng.integers(FIRST_TOKEN, n_vocab, (n, length), dtype=np.int32)
+    shape = cell.repetitions, cell.n_prompt
+    if not isinstance(cell, Shipment):
+        shape = cell.n_requests, cell.n_prompt + cell.n_gen
+    return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, n_vocab, shape, dtype=np.int32)
 
 
 def arrivals(cell: Asking) -> list[int]:
@@ -122,15 +109,12 @@ def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
     return np.array(rows)
 
 
-# ---------------------------------------------------------------- in the receiver's process
+def digest(data: np.ndarray) -> str:
+    """SHA-256 of an array's bytes, 64 hex digits."""
+    return hashlib.sha256(data.data).hexdigest()
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of the sender: the cell, its model file, and the tokens of each request's prompt."""
-
-    cell: Shipment | Asking
-    path: str
-    lengths: list[int] = []
+# ------------------------------------------------------------------ its start, and what it does
 
 
 @contextmanager
@@ -141,43 +125,31 @@ def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) ->
         yield by_name["the sender"].line
 
 
-# ---------------------------------------------------------------- in the sender's process
-
-
 def serve(order: Order, line: Connection) -> None:
-    """Ship all states of the cell; the receiver records the times."""
-    cell, path = order.cell, Path(order.path)
-    with Session(path, sending(cell)) as session:
+    """Ship all states of the cell; the receiver records the times. A shipment is proved: decoding continues here, too,
+    and the logits follow it."""
+    cell = order.cell
+    with Session(Path(order.path), sending(cell)) as session:
         prompts = tokens(cell, session.n_vocab)
         warm(session, prompts[0])
-        line.send(Hello(pid=os.getpid()))
+        line.send(os.getpid())
         if isinstance(cell, Shipment):
             for prompt in prompts:
                 line.recv()
-                _ship_and_prove(line, session, cell, prompt)
+                token = _ship(line, session, prompt, 0)
+                line.send(greedy(session, token, cell.n_gen))
         else:
+            began = line.recv().at_ns
             due = zip(arrivals(cell), prompts, order.lengths, strict=True)
-            _ship_all(line, session, [(arrives, prompt[:n]) for arrives, prompt, n in due])
+            for number, (arrives, prompt, n_prompt) in enumerate(due):
+                wait_until(began + arrives)
+                _ship(line, session, prompt[:n_prompt], number)
         line.recv()  # the receiver reads this process's CPU time while it lives
 
 
-def _ship_and_prove(line: Connection, session: Session, cell: Shipment, prompt: np.ndarray) -> None:
-    """Ship a state, then continue decoding from it here and send the logits as proof."""
-    token = _ship(line, session, prompt, 0, cell.link_bps)
-    rows = greedy(session, token, cell.n_gen)
-    line.send(rows)
-
-
-def _ship_all(line: Connection, session: Session, due: list[tuple[int, np.ndarray]]) -> None:
-    """Prefill prompts one by one as they arrive, and ship each state immediately."""
-    began = line.recv().at_ns
-    for number, (arrives, prompt) in enumerate(due):
-        wait_until(began + arrives)
-        _ship(line, session, prompt, number, 0)
-
-
-def _ship(line: Connection, session: Session, prompt: np.ndarray, number: int, bps: int) -> int:
-    """Prefill a prompt and ship its state; the answer's first token."""
+def _ship(line: Connection, session: Session, prompt: np.ndarray, number: int) -> int:
+    """Prefill a prompt, announce its state, send it once the peer is ready, and wait until it has arrived; the answer's
+    first token."""
     session.clear()
     began = clock()
     token = int(session.prefill({0: prompt})[0][-1].argmax())
@@ -185,21 +157,9 @@ def _ship(line: Connection, session: Session, prompt: np.ndarray, number: int, b
     state = session.read_state(0)
     saved = clock()
     sha256 = digest(state)
-    hashed = clock()
-    spent = Spent(prefill=read - began, save=saved - read, check=hashed - saved)
-    header = State(request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent)
-    offer(line, header, state, bps)
+    spent = {"prefill": read - began, "save": saved - read, "check": clock() - saved}
+    line.send(State(request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent))
+    line.recv()
+    peers.push(line, state)
+    line.recv()
     return token
-
-
-def offer(line: Connection, header: State, data: np.ndarray, bps: int = 0) -> None:
-    """Announce a state, send it once the peer is ready, and wait until it has arrived."""
-    line.send(header)
-    line.recv()
-    peers.push(line, data, bps)
-    line.recv()
-
-
-def digest(data: np.ndarray) -> str:
-    """SHA-256 of an array's bytes, 64 hex digits."""
-    return hashlib.sha256(data.data).hexdigest()

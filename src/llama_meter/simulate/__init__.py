@@ -1,1 +1,0 @@
-"""The scheduler's loop, its policies and clocks."""
