@@ -171,19 +171,8 @@ def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or
     assert (project / "reports/01-phase-asymmetry.html").exists()
 
 
-FAKE = """#!/bin/sh
-# Stands in for Python and for what lies in .venv/bin: sets up slowly, and notes what it was asked for.
-case "$(basename $0) $1 $2" in
-python3\\ -c*) exec {python} "$@" ;;
-python3\\ -m\\ venv) echo begins >> log; sleep 0.5; mkdir -p .venv/bin
-    for name in pip uv python plamo-study; do cp $0 .venv/bin/$name; done; echo ends >> log ;;
-plamo-study*) echo measures >> log ;;
-esac
-"""
-
-
-@pytest.fixture(params=[errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK], ids=errno.errorcode.get)
-def no_locks(tmp_path, monkeypatch, request):
+@pytest.fixture
+def no_locks(tmp_path, monkeypatch):
     """`tmp_path` knows no locks; the system's temporary folder, which is another one, does."""
     elsewhere, flock = tmp_path / "elsewhere", fcntl.flock
     elsewhere.mkdir()
@@ -191,7 +180,7 @@ def no_locks(tmp_path, monkeypatch, request):
 
     def without(file, how):
         if os.fstat(file).st_ino not in {entry.inode() for entry in os.scandir(elsewhere)}:
-            raise OSError(request.param, os.strerror(request.param))
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         return flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", without)
@@ -199,7 +188,7 @@ def no_locks(tmp_path, monkeypatch, request):
 
 
 @pytest.mark.case(10)
-def test_on_a_disk_without_locks_runs_journals_and_downloads_still_keep_one_another_out(no_locks, tmp_path):
+def test_on_a_disk_without_locks_runs_and_journals_still_keep_one_another_out(no_locks, tmp_path, monkeypatch):
     for path, hold, said in (
         (tmp_path / "reports", alone, "another run is at work"),
         (tmp_path / "rows.jsonl", Journal, "another run is writing"),
@@ -208,10 +197,6 @@ def test_on_a_disk_without_locks_runs_journals_and_downloads_still_keep_one_anot
             pass
         with hold(path):
             pass  # released with its holder
-
-
-@pytest.mark.case(10)
-def test_where_nothing_can_be_locked_one_sentence_says_what_mends_it(no_locks, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(StudyError, match="TMPDIR"), alone(tmp_path / "reports"):
         pass

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import nbformat
@@ -15,40 +16,17 @@ from conftest import HYBRID, mini, mini_file
 from misbehaving import as_llama_server
 
 from llama_meter import children
-from llama_meter.cells import Replicas, Shipment
+from llama_meter.cells import Replicas
 from llama_meter.engine import builds, note
 from llama_meter.errors import StudyError
-from llama_meter.measure import quantizing
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
-from llama_meter.models.recipes import Recipe
 from llama_meter.serve import server
 from llama_meter.serve.server import Setup
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
-INSTALLED = [
-    "dask",
-    "distributed",
-    "fastapi",
-    "gguf",
-    "ipykernel",
-    "ipykernel_launcher",
-    "llama_cpp",
-    "msgspec",
-    "nbformat",
-    "numpy",
-    "papermill",
-    "pip",
-    "plamo_study",
-    "psutil",
-    "pydantic_settings",
-    "scipy",
-    "sitecustomize",
-    "traitlets",
-    "uvicorn",
-    "zmq",
-]
+INSTALLED = {name for name in packages_distributions() if name.isidentifier()} | {"sitecustomize"}
 
 # ------------------------------------------------------------------ code from the current directory
 
@@ -72,18 +50,9 @@ def replicas(_):
     return ended(cell, "plamo_study.studies.batch_scaling.work")
 
 
-def shipment(_):
-    cell = Shipment(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=2, flash_attn="on")
-    return ended(cell, "plamo_study.studies.latency.service")
-
-
 def ended(cell, workload=""):
     outcome = work(Job(cell=cell, path=str(mini_file())), 60.0, workload=workload)
     assert outcome.status == "ok", outcome.failure
-
-
-def quantized(folder):
-    quantizing.quantize(mini_file(), folder / "out.gguf", Recipe("Q8_0"))
 
 
 def served_by_python(_):
@@ -114,8 +83,6 @@ def notebooks(folder):
 ENTRIES = {
     "a worker": lambda _: ended(mini("prefill")),
     "replicas": replicas,
-    "a sender": shipment,
-    "the quantizer": quantized,
     "the server of the bindings": served_by_python,
     "pip": downloaded,
     "the bindings, to see whether a build loads": lambda _: builds._check_loads(builds.installed_libraries()),
@@ -171,20 +138,8 @@ def test_a_folder_that_has_the_name_of_a_build_is_not_that_build(tmp_path, monke
 
 # ------------------------------------------------------------------ what is inherited
 
-LEFT_BEHIND = {
-    "LLAMA_API_KEY": "x",
-    "API_KEY": "x",
-    "OPENAI_API_KEY": "x",
-    "LLAMA_ARG_CACHE_TYPE_K": "q4_0",
-    "N_CTX": "1",
-    "OMP_THREAD_LIMIT": "1",
-    "OMP_DYNAMIC": "true",
-    "OMP_NUM_THREADS": "1",
-    "GOMP_CPU_AFFINITY": "0",
-    "LLAMA_GRAPH_REUSE_DISABLE": "1",
-    "http_proxy": "http://127.0.0.1:1",
-    "ALL_PROXY": "http://127.0.0.1:1",
-}
+LEFT_BEHIND = {"LLAMA_API_KEY", "OPENAI_API_KEY", "LLAMA_ARG_CACHE_TYPE_K", "N_CTX", "OMP_DYNAMIC", "OMP_NUM_THREADS"}
+LEFT_BEHIND |= {"GOMP_CPU_AFFINITY", "LLAMA_GRAPH_REUSE_DISABLE", "ALL_PROXY"}
 PASSED_ON = {
     "GGML_SCHED_DEBUG": "0",
     "CUDA_VISIBLE_DEVICES": "0",
@@ -202,28 +157,25 @@ RUNS = {Decode: lambda cell, path, stage: Measured(facts=dict(os.environ))}
 
 @pytest.fixture
 def exported(monkeypatch):
-    for name, value in (LEFT_BEHIND | PASSED_ON).items():
+    for name, value in (dict.fromkeys(LEFT_BEHIND, "1") | PASSED_ON).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.case(5)
 @pytest.mark.usefixtures("exported")
-def test_a_worker_inherits_what_was_chosen_and_what_is_left_of_settings_is_a_fact_of_its_engine(tmp_path, monkeypatch):
+def test_workers_and_servers_inherit_what_was_chosen_and_the_settings_left_are_a_fact_of_the_engine(
+    tmp_path, monkeypatch
+):
     (tmp_path / "tells.py").write_text(TELLS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("GGML_BACKEND_PATH", f"{tmp_path}/")
-    inherited = work(Job(cell=mini("decode")), 60.0, workload="tells").measured.facts
-    assert not inherited.keys() & LEFT_BEHIND.keys()
-    assert inherited.items() >= (PASSED_ON | {"HOME": os.environ["HOME"]}).items()
+    worker = work(Job(cell=mini("decode")), 60.0, workload="tells").measured.facts
+    for inherited in (worker, *(server.environment(kind, tmp_path) for kind in ("llama-server", "llama_cpp.server"))):
+        assert not inherited.keys() & LEFT_BEHIND
+        assert inherited.items() >= (PASSED_ON | {"HOME": os.environ["HOME"]}).items()
     settings = [*(f"{name}={value}" for name, value in PASSED_ON.items()), "GGML_BACKEND_PATH="]
     told = work(Job(), 60.0).measured.facts["environment"]
     assert told == sorted(settings, key=lambda each: each.split("=")[0]), "and no folder of this machine"
-
-
-def test_an_engine_without_settings_has_the_facts_that_it_always_had(monkeypatch):
-    for name in children.settings(os.environ):
-        monkeypatch.delenv(name.split("=")[0])
-    assert "environment" not in work(Job(), 60.0).measured.facts
 
 
 def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypatch):
@@ -235,15 +187,6 @@ def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     told = work(Job(), 60.0, str(tmp_path)).measured.facts["environment"]
     assert sorted(told) == ["CUDA_VISIBLE_DEVICES=3", "OMP_SCHEDULE=static"]
-
-
-@pytest.mark.case(5)
-@pytest.mark.usefixtures("exported")
-@pytest.mark.parametrize("kind", ["llama-server", "llama_cpp.server"])
-def test_a_server_inherits_what_was_chosen(kind, tmp_path):
-    inherited = server.environment(kind, tmp_path)
-    assert not inherited.keys() & LEFT_BEHIND.keys()
-    assert inherited.items() >= PASSED_ON.items()
 
 
 # ------------------------------------------------------------------ whose parent is killed
@@ -281,11 +224,6 @@ STOPPED = {
         "import sys; from pathlib import Path; from llama_meter.measure.process import work\n"
         "from llama_meter.measure.worker import Job; from llama_meter.cells import Decode\n"
         "work(Job(cell=Decode(depth=16, n_gen=100_000), path=sys.argv[1]), 60.0)"
-    ),
-    "a quantizer": (
-        "import sys; from pathlib import Path; from llama_meter.measure import quantizing\n"
-        "from llama_meter.models.recipes import Recipe\n"
-        "quantizing.quantize(Path(sys.argv[1]), Path(sys.argv[2]) / 'out', Recipe('IQ3_S'))"
     ),
     "a server": (
         "import sys; from pathlib import Path; from llama_meter.serve import server\n"
