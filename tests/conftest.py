@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from llama_meter import children
 from llama_meter.cells import KINDS, Cell
-from llama_meter.measure import bench, machine, plan
+from llama_meter.measure import machine, plan, runner
 from llama_meter.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
@@ -64,15 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _asked_once():
     """Sweeps of one process ask an engine once what it is, as long as nothing about it was replaced or set anew."""
-    asked, answers = bench._asked, {}
+    asked, answers = runner.engine_facts, {}
 
-    def remembered(folder):
-        key = folder, bench.work, machine.MACOS, os.environ.get("LLAMA_CPP_LIB_PATH")
+    def remembered(folder=""):
+        key = folder, runner.work, machine.MACOS, os.environ.get("LLAMA_CPP_LIB_PATH")
         if key not in answers:
             answers[key] = asked(folder)
         return copy.deepcopy(answers[key])
 
-    bench._asked = remembered
+    runner.engine_facts = remembered
 
 
 @pytest.fixture(autouse=True, scope="module")

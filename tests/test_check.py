@@ -15,7 +15,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFValueType as Kind
 
 from llama_meter.errors import StudyError
-from llama_meter.measure import bench, checking, quantizing
+from llama_meter.measure import checking, quantizing, runner
 from llama_meter.measure.checking import check
 from llama_meter.measure.process import Outcome
 from llama_meter.models import given, header, registry, synthetic
@@ -176,13 +176,13 @@ def test_a_refusal_of_the_engine_is_a_finding(tmp_path, monkeypatch):
 @pytest.mark.parametrize("said", ["RuntimeError: can't start new thread", "MemoryError: ", "std::bad_alloc"])
 def test_an_engine_that_lacked_memory_says_nothing_against_the_file_or_the_build(said, monkeypatch):
     ended = Outcome(status="error", pid=1, evidence=(), failure=Failure(stage="load", exit_code=1, message=said))
-    for module in (checking, bench):
+    for module in (checking, runner):
         monkeypatch.setattr(module, "work", lambda *_, **__: ended)
     (found,) = checking.through_the_gate(mini_file())
     assert (found.code, "ulimit" in found.mend) == ("memory", True)
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/somewhere")
     with pytest.raises(StudyError, match="ulimit"):
-        bench.engine_facts()
+        runner.engine_facts()
 
 
 def test_disagreement_with_the_oracle_and_rotation_by_nothing_are_blocking():

@@ -19,12 +19,12 @@ COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """
 from dataclasses import replace
 from llama_meter.measure import runner
-runner.MOST_BLOCKS, runner._Sweep._repeats = 2, lambda sweep: []
-whole, one = runner._Sweep.__init__, "plamo-2-1b"
-def needed(sweep, plan, *others):
+runner.MOST_BLOCKS, runner._Sweep._repeat = 2, lambda sweep: False
+whole, one = runner.Bench.__init__, "plamo-2-1b"
+def needed(bench, plan, *others):
     needed = [cell for cell in plan.cells[: plan.needed] if getattr(cell, "model", one) in ("", one)]
-    whole(sweep, replace(plan, cells=tuple(needed), anchors=1), *others)
-runner._Sweep.__init__ = needed
+    whole(bench, replace(plan, cells=tuple(needed), anchors=1), *others)
+runner.Bench.__init__ = needed
 """  # few blocks of what the finding needs of one model, each once, however much time there is
 TIME = ("--minutes", "9")  # more than they take
 

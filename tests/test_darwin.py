@@ -22,7 +22,7 @@ from llama_meter.cells import Gate, Replicas
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
-from llama_meter.measure import bench, machine, plan, runner, watch
+from llama_meter.measure import machine, plan, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.quantizing import quantize
 from llama_meter.measure.worker import Job
@@ -129,9 +129,9 @@ def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac,
     large.touch()
     os.truncate(large, 2 << 30)
     monkeypatch.setattr(recipes, "model_path", lambda *file: large)
-    assert bench.at_once(mini("gate")) == 2
+    assert runner.at_once(mini("gate")) == 2
     large.unlink()
-    assert (bench.at_once(mini("gate")), bench.at_once(mini("prefill"))) == (8, 1)
+    assert (runner.at_once(mini("gate")), runner.at_once(mini("prefill"))) == (8, 1)
 
 
 def test_a_mac_at_work_may_darken_its_display(mac, tmp_path):
@@ -194,7 +194,6 @@ def test_a_busy_mac_s_rows_are_measured_again_and_the_sweep_ends(mac, tmp_path, 
     mac.say(LEVEL, f"{machine.PRESSURE_LEVEL} 2")
     monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # other tests run beside this one
     monkeypatch.setattr(runner, "CALM_S", 1.0)
-    monkeypatch.setattr(runner, "COOL_S", 1.0)  # it stays hot until a row was measured
 
     def cooled(progress):
         if progress.row:
@@ -307,7 +306,7 @@ def asked_anew():
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
 def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device, offloaded, monkeypatch):
-    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
+    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": True})
     monkeypatch.setenv(conduct.DEVICE, device)
     assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini").asked} == offloaded
 
@@ -324,7 +323,7 @@ def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device
     ],
 )
 def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, command, offloaded, monkeypatch):
-    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
+    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": True})
     monkeypatch.setenv(conduct.DEVICE, command)
     planned = []
 
@@ -376,7 +375,7 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
 
 @pytest.mark.usefixtures("asked_anew")
 def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):
-    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False})
+    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": False})
     for device, why in (("gpu", "without a GPU backend"), ("tpu", "known: auto, cpu, gpu")):
         monkeypatch.setenv(conduct.DEVICE, device)
         with pytest.raises(StudyError, match=why):
@@ -386,7 +385,7 @@ def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(mo
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("option", sorted(conduct.ON_GPU))
 def test_a_build_for_a_gpu_that_finds_none_measures_a_cpu_only_where_that_was_asked_for(option, monkeypatch):
-    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False, "options": [option]})
+    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": False, "options": [option]})
     with pytest.raises(StudyError, match="finds none"):
         conduct.build("01-phase-asymmetry", "mini")
     assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}

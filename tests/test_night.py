@@ -13,7 +13,7 @@ from conftest import mini_file
 
 from llama_meter import journal, paths
 from llama_meter.cells import Gate
-from llama_meter.measure import asked, bench, files, machine, quantizing, runner, watch
+from llama_meter.measure import asked, files, machine, quantizing, runner, watch
 from llama_meter.measure.files import model_fact as fact
 from llama_meter.measure.process import Outcome, TimeUpError
 from llama_meter.models import given, recipes, registry
@@ -34,11 +34,9 @@ class Clock:
 
     passed = 0.0
 
-    def now(self):
+    @staticmethod
+    def now(zone):
         return datetime(2026, 1, 1, 22, tzinfo=UTC) + timedelta(seconds=Clock.passed)
-
-    def seconds(self):
-        return Clock.passed
 
 
 class Night:
@@ -74,10 +72,11 @@ def night(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_paths", {})
     files = [str(foreign_models.write(tmp_path / f"{arch} モデル.gguf", arch)) for arch in ("llama", "jamba")]
     given.give(files)
-    found, engine = Night(), bench._asked("")
-    monkeypatch.setattr(bench, "_asked", lambda folder: engine)
-    monkeypatch.setattr(bench, "work", found.work)
-    monkeypatch.setattr(bench, "Clock", Clock)
+    found, engine = Night(), runner.engine_facts()
+    monkeypatch.setattr(runner, "engine_facts", lambda folder="": engine)
+    monkeypatch.setattr(runner, "work", found.work)
+    monkeypatch.setattr(runner, "datetime", Clock)
+    monkeypatch.setattr(runner, "monotonic", lambda: Clock.passed)
     monkeypatch.setattr(Clock, "passed", 0.0)
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     monkeypatch.setattr(machine, "at_once", lambda n_threads, n_bytes: 1)
@@ -122,7 +121,7 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     assert set(found.in_notebooks.values()) == {0}, "the notebooks find all that the command measured"
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
-    order = list(dict.fromkeys(row.study for row in sorted(of_workers(measured), key=lambda row: row.started)))
+    order = list(dict.fromkeys(row.study for row in sorted(measured, key=lambda row: row.started)))
     assert list(dict.fromkeys(map(studies.notebook_of, order))) == taken, "in order of need, the machine's page first"
     for study in order:
         own = [row for row in sorted(measured, key=lambda row: row.started) if row.study == study]
@@ -150,11 +149,6 @@ def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
     quantizing.quantize(mini_file(), smaller, recipes.recipe("Q8_0"))
     of_a_night = notebooks.Asked([], "live", "mini", {"files": json.dumps([str(mini_file()), str(smaller)])}, MINUTES)
     assert studies.OF_PAIRS in [path.stem for path in notebooks._in_order(of_a_night)]
-
-
-def of_workers(measured):
-    """Rows without the gates that one study takes over from another."""
-    return [row for row in measured if row.order != runner.TAKEN_OVER]
 
 
 def plan_files(plan):
@@ -186,16 +180,16 @@ def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing
     with pytest.raises(KeyboardInterrupt):
         go(given_files, 240)
     kept = {row.key for row in rows()}
-    assert len(of_workers(rows())) == after
-    ours, (engine, gpus) = machine.facts(), bench._asked("")
+    assert len(rows()) == after
+    ours, engine = machine.facts(), runner.engine_facts()
     assert engine["pinned"], "else a build of other bytes is another engine"
     monkeypatch.setattr(machine, "facts", lambda: ours | {"python": OTHER_PYTHON})
-    monkeypatch.setattr(bench, "_asked", lambda folder: (engine | {"sha256": OTHER_BUILD}, gpus))
+    monkeypatch.setattr(runner, "engine_facts", lambda folder="": engine | {"sha256": OTHER_BUILD})
     found.interrupt_after, before = None, len(found.cells)
     assert go(given_files, 240) == 0
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
-    assert len(of_workers(measured)) == len(found.cells)
+    assert len(measured) == len(found.cells)
     assert kept < {row.key for row in measured}
     assert len(found.cells) > before
     assert len({row.machine for row in measured}) == len({row.engine for row in measured if row.engine}) == 1
@@ -221,8 +215,8 @@ def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with
     defaults = next(cell for cell in nbformat.read(page, 4).cells if "parameters" in cell.metadata.get("tags", ()))
     room = {}
     exec(defaults.source, room)
-    monkeypatch.setattr(bench, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
-    monkeypatch.setattr(bench, "digest", lambda *file: bench.model_fact(*file)["sha256"])
+    monkeypatch.setattr(runner, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
+    monkeypatch.setattr(runner, "digest", lambda *file: runner.model_fact(*file)["sha256"])
     monkeypatch.setattr(files, "make_models", lambda *_: None)
     chosen = asked.sweep(files=night[1] if of_files else "")
     found = collect.collect(study, "live", room["scale"], room["minutes"], asked=chosen)

@@ -19,8 +19,8 @@ from conftest import ATTENTION, HYBRID, mini
 from llama_meter import journal, paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import bench, machine, plan, process, runner, watch
-from llama_meter.measure.tasks import Tasks
+from llama_meter.measure import machine, plan, process, runner, watch
+from llama_meter.measure.plan import Tasks
 from llama_meter.models import given, registry, synthetic
 from llama_meter.rows import Conditions, Row, content_id
 from plamo_study.cli import report
@@ -50,7 +50,7 @@ def remembered(job, *rest, **how):
 @pytest.fixture
 def once(monkeypatch):
     """A worker for each cell, not for each row: for tests of what is measured when, and not of how."""
-    monkeypatch.setattr(bench, "work", remembered)
+    monkeypatch.setattr(runner, "work", remembered)
     monkeypatch.setattr(runner, "CALM_S", 0.0)
 
 
@@ -59,7 +59,7 @@ def swept(tmp_path_factory):
     """One sweep of the small plan: its journal, its summary, and what it told of its progress."""
     path, events = tmp_path_factory.mktemp("swept") / "j.jsonl", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "work", remembered)
+        patch.setattr(runner, "work", remembered)
         return path, runner.sweep(small_plan(), path, events.append), events
 
 
@@ -105,26 +105,15 @@ def test_a_short_time_leaves_out_the_last_cells_and_says_which(tmp_path, monkeyp
     assert more.measured > 0
 
 
-def test_under_a_time_limit_no_row_is_counted_twice(tmp_path, monkeypatch, once):
-    monkeypatch.setattr(runner, "MOST_BLOCKS", 2)
-    keys = [row.key for row in runner.sweep(small_plan(blocks=2), tmp_path / "j.jsonl", minutes=30).rows]
-    assert len(keys) == len(set(keys))
-
-
-def test_gates_alone_are_measured_within_a_time(tmp_path, once):
-    asked = replace(small_plan(blocks=1), cells=(), anchor=None)
-    found = runner.sweep(asked, tmp_path / "j.jsonl", minutes=30).rows
-    assert [(row.cell, row.valid) for row in found] == [(gate, True) for gate in asked.gates]
-
-
 def test_disturbed_rows_are_measured_again_by_the_same_command(tmp_path, monkeypatch, once):
+    monkeypatch.setattr(runner, "MOST_BLOCKS", 2)
     asked, path = replace(small_plan(small_plan().cells[:1], blocks=2), extra_blocks=1), tmp_path / "j.jsonl"
     monkeypatch.setattr(watch, "disturbed", lambda rows: {row.key for row in rows})
-    monkeypatch.setattr(watch, "wait_until_calm", lambda seconds: True)
-    runner.sweep(asked, path, minutes=1)
-    assert runner.sweep(asked, path, minutes=1).measured > 0
+    first = runner.sweep(asked, path, minutes=60)
+    assert len({row.key for row in first.rows}) == len(first.rows) == 1 + 2 + 3 + 1, "one block's worth a call"
+    assert runner.sweep(asked, path, minutes=60).measured == 1
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
-    assert runner.sweep(asked, path, minutes=1).measured == 0
+    assert runner.sweep(asked, path, minutes=60).measured == 0
 
 
 def test_in_no_time_nothing_starts_and_the_rows_are_those_of_earlier_calls(tmp_path, once):
@@ -137,28 +126,23 @@ def test_in_no_time_nothing_starts_and_the_rows_are_those_of_earlier_calls(tmp_p
     assert (again.measured, again.left_out, again.lacking) == (0, (), 0)
 
 
-def test_where_the_time_is_short_for_all_needed_cells_the_first_have_their_blocks(tmp_path, monkeypatch, once):
-    measure = bench.Bench.measure
+@pytest.mark.parametrize(("n_cells", "seconds", "minutes", "blocks"), [(4, 60, 5, [0, 0, 1, 1]), (1, 3600, 70, [0])])
+def test_where_the_time_is_short_the_first_cells_have_their_blocks(
+    n_cells, seconds, minutes, blocks, tmp_path, monkeypatch, once
+):
+    measure = runner.Bench.measure
 
     def slow(*asked):
-        return msgspec.structs.replace(measure(*asked), elapsed_ns=60 * 10**9)
+        return msgspec.structs.replace(measure(*asked), elapsed_ns=seconds * 10**9)
 
-    monkeypatch.setattr(bench.Bench, "measure", slow)
-    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24, 32, 40))
+    monkeypatch.setattr(runner.Bench, "measure", slow)
+    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24, 32, 40)[:n_cells])
     planned = plan.Plan("small", "mini", cells, (), None, 5, 0, 60.0)
-    found = runner.sweep(planned, tmp_path / "j.jsonl", minutes=5)
-    assert [(row.cell, row.block) for row in found.rows if row.block == 0] == [(cell, 0) for cell in cells[:2]]
-    assert [row.block for row in found.rows].count(1) == 2
-    assert found.left_out == cells[2:]
-
-
-def test_the_time_left_is_the_median_of_the_cells_done_so_far(swept):
-    _, _, events = swept
-    row = next(event for event in events if event.row and event.row.cell.workload == "prefill")
-    left = row.total - row.done
-    done = [event.row.elapsed_ns / 1e9 for event in events[: events.index(row) + 1] if event.row]
-    assert 0 < row.remaining_s <= left * max(done)
-    assert events[-1].remaining_s == 0
+    found = runner.sweep(planned, tmp_path / "j.jsonl", minutes=minutes)
+    assert [row.block for row in found.rows] == blocks
+    begun = blocks.count(0)
+    assert {row.cell for row in found.rows} == set(cells[:begun])
+    assert found.left_out == cells[begun:]
 
 
 def test_a_cell_that_runs_when_the_time_is_up_is_cut_leaves_no_row_and_is_measured_by_the_next_call(
@@ -177,52 +161,14 @@ def test_a_cell_that_runs_when_the_time_is_up_is_cut_leaves_no_row_and_is_measur
     assert whole.lacking == 0
 
 
-def test_a_cell_that_would_not_fit_is_not_started(tmp_path, monkeypatch, once):
-    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
-    planned, path = plan.Plan("small", "mini", cells, (), None, 2, 0, 60.0, needed=1), tmp_path / "j.jsonl"
-    first = runner.sweep(planned, path)
-    (last,) = [row for row in first.rows if row.cell == cells[1] and row.block == 1]
-    with journal.Journal(path) as opened:
-        opened.append(msgspec.structs.replace(last, elapsed_ns=3600 * 10**9))
-    told = []
-    monkeypatch.setattr(runner, "MOST_BLOCKS", 3)
-    runner.sweep(replace(planned, blocks=3), path, told.append, minutes=70)
-    assert all(event.task.cell == cells[0] for event in told)
-
-
-def test_a_cell_that_took_longer_than_expected_is_not_started_again_where_it_does_not_fit(tmp_path, monkeypatch, once):
-    measure = bench.Bench.measure
-
-    def slow(*asked):
-        return msgspec.structs.replace(measure(*asked), elapsed_ns=3600 * 10**9)
-
-    monkeypatch.setattr(bench.Bench, "measure", slow)
-    planned = plan.Plan("small", "mini", (mini("prefill", n_prompt=16),), (), None, 2, 0, 60.0)
-    assert runner.sweep(planned, tmp_path / "j.jsonl", minutes=70).measured == 1
-
-
 def test_time_to_spare_becomes_blocks(tmp_path, monkeypatch, once):
     monkeypatch.setattr(runner, "MOST_BLOCKS", 4)
     asked = small_plan((mini("prefill", n_prompt=16),), blocks=2)
     first = runner.sweep(asked, tmp_path / "j.jsonl", minutes=60)
     assert {row.block for row in first.rows if not row.anchor} == {-1, 0, 1, 2, 3}
+    assert len({row.key for row in first.rows}) == len(first.rows)
     again = runner.sweep(asked, tmp_path / "j.jsonl", minutes=60)
     assert (again.measured, again.rows) == (0, first.rows)
-
-
-def test_a_gate_that_another_study_passed_here_is_taken_over_and_a_damaged_journal_gives_none(tmp_path, once):
-    cells = (mini("prefill", n_prompt=16),)
-    first = runner.sweep(small_plan(cells, blocks=1), tmp_path / "first.jsonl")
-    (tmp_path / "damaged.jsonl").write_text("{}\n")
-    other = replace(small_plan(cells, blocks=1), study="other")
-    second = runner.sweep(other, tmp_path / "second.jsonl")
-    assert second.measured == first.measured - 1
-    (gate,) = [row for row in second.rows if row.cell in other.gates]
-    assert (gate.study, gate.pid) == ("other", first.rows[0].pid)
-    assert gate.key != first.rows[0].key
-    assert runner.sweep(other, tmp_path / "second.jsonl").measured == 0
-    moved = runner.sweep(other, tmp_path / "elsewhere" / "third.jsonl")
-    assert moved.measured == first.measured
 
 
 def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path, once):
@@ -253,7 +199,7 @@ def test_a_file_that_is_replaced_during_its_sweep_leaves_no_row_of_what_took_its
                 other.replace(path)
         return outcome
 
-    monkeypatch.setattr(bench, "work", replacing)
+    monkeypatch.setattr(runner, "work", replacing)
     with pytest.raises(StudyError, match="was replaced while it was measured"):
         runner.sweep(planned, tmp_path / "j.jsonl")
     assert [row.cell for row in journal.latest_rows(journal.read(tmp_path / "j.jsonl"))] == done[:1]
@@ -270,7 +216,7 @@ def sweeping(planned, path):
 
 @pytest.mark.long
 def test_nothing_is_lost_or_doubled_when_the_runner_is_killed_at_random_moments(tmp_path):
-    bench._asked("")  # or most runners would be killed while they ask which engine this is
+    runner.engine_facts()  # or most runners would be killed while they ask which engine this is
     path, moments, planned = tmp_path / "j.jsonl", random.Random(7), small_plan(small_plan().cells[1:3], blocks=2)
     seen: dict[str, Row] = {}
     killed = 0
@@ -335,26 +281,6 @@ def test_what_is_added_to_a_block_hours_later_is_compared_with_nothing_measured_
     assert moved[-1].block not in {row.block for row in rows}
 
 
-def test_a_wall_clock_that_is_set_during_a_sweep_loses_no_row_and_tears_no_block_apart(tmp_path, monkeypatch, once):
-    hours = iter(range(0, 10**6, 7))
-
-    class Stepping(datetime):
-        """A clock that is an hour ahead or behind, or right, every time somebody looks at it."""
-
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz) + timedelta(hours=next(hours) % 3 - 1)
-
-    monkeypatch.setattr(bench, "datetime", Stepping)
-    planned, told = small_plan(), []
-    summary = runner.sweep(planned, tmp_path / "j.jsonl", told.append)
-    assert (summary.measured, summary.failed) == (1 + 3 * 5 + 1, [])
-    assert [row.block for row in frame.in_one_go(summary.rows)] == [row.block for row in summary.rows]
-    began = [event.row.started for event in told if event.row]
-    assert began == sorted(began)
-    assert runner.sweep(planned, tmp_path / "j.jsonl").measured == 0
-
-
 def test_an_anchor_is_as_many_processes_as_planned_and_counts_as_their_median(tmp_path, once):
     planned = replace(small_plan((mini("prefill", n_prompt=16),), blocks=1), anchors=3)
     rows = runner.sweep(planned, tmp_path / "j.jsonl").rows
@@ -401,24 +327,26 @@ def test_verdicts_need_the_gate(swept):
     assert list(by_model[ATTENTION]) == ["ungated"], "no gate was planned for it"
 
 
-def test_what_cannot_be_measured_or_collected_is_said_before_anything_runs():
-    for how, why in (
-        ({"depth": 0}, "positive"),
-        ({"n_gen": -1}, "positive"),
-        ({"depth": 4000, "n_gen": 200}, "fit"),
-    ):
-        with pytest.raises(StudyError, match=why):
-            plan.check_cell(mini("decode", **how))
-    study = "01-phase-asymmetry"
-    wrong = {
-        "source": (study, "elsewhere", "mini"),
-        "scale": (study, "live", "huge"),
-        "study": ("99-nothing", "live", "mini"),
-        "no rows": (study, "recorded", "huge"),
-    }
-    for why, asked in wrong.items():
-        with pytest.raises(StudyError, match=why):
-            collect.collect(*asked)
+@pytest.mark.parametrize(
+    ("how", "why"), [({"depth": 0}, "positive"), ({"n_gen": -1}, "positive"), ({"depth": 4000, "n_gen": 200}, "fit")]
+)
+def test_what_cannot_be_measured_is_said_before_anything_runs(how, why):
+    with pytest.raises(StudyError, match=why):
+        plan.check_cell(mini("decode", **how))
+
+
+@pytest.mark.parametrize(
+    ("why", "asked"),
+    [
+        ("source", ("01-phase-asymmetry", "elsewhere", "mini")),
+        ("scale", ("01-phase-asymmetry", "live", "huge")),
+        ("study", ("99-nothing", "live", "mini")),
+        ("no rows", ("01-phase-asymmetry", "recorded", "huge")),
+    ],
+)
+def test_what_cannot_be_collected_is_said(why, asked):
+    with pytest.raises(StudyError, match=why):
+        collect.collect(*asked)
 
 
 def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_the_call(
@@ -444,7 +372,7 @@ def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_th
         return "".join(said)
 
     said = []
-    monkeypatch.setattr(bench, "work", wrong)
+    monkeypatch.setattr(runner, "work", wrong)
     monkeypatch.setattr(journal.Journal, "append", kept)
     summary = report.sweep(small_plan(blocks=1), tmp_path / "j.jsonl")
     assert order[0] == ("gate", False)
@@ -464,18 +392,15 @@ def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_th
 def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
     with pytest.raises(StudyError, match="does not load"):
-        bench.engine_facts()
+        runner.engine_facts()
 
 
 def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_path, monkeypatch, once):
-    engine, gpus = bench._asked("")
-    found = []
+    engine, found = runner.engine_facts(), []
     for name, listed in (("plain", []), ("gpu", [{"name": "CUDA0", "chip": "a GPU", "memory_bytes": 1}])):
-        monkeypatch.setattr(bench, "_asked", lambda folder, listed=listed: (engine, listed))
+        monkeypatch.setattr(runner, "engine_facts", lambda folder="", listed=listed: engine | {"gpus": listed})
         rows = runner.sweep(small_plan((mini("prefill", n_prompt=16),), blocks=1), tmp_path / name).rows
         facts = frame.facts(journal.read(tmp_path / name))
         found.append(recording.Recording(frame.frame(rows, facts), facts, "small", "mini", "live"))
     assert found[0].rows["machine"].unique().tolist() == [content_id(machine.lasting(machine.facts()))]
     assert [evidence.chips(each).endswith(" + a GPU") for each in found] == [False, True]
-    assert "gpus" not in engine
-    assert all(gpu["memory_bytes"] > 0 for gpu in gpus)

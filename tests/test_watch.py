@@ -19,12 +19,11 @@ from test_runner import remembered, small_plan
 from llama_meter import journal, paths
 from llama_meter.cells import Read
 from llama_meter.engine import kernels
-from llama_meter.measure import bench, machine, process, runner, watch
+from llama_meter.measure import machine, process, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import registry, synthetic
 from llama_meter.rows import Conditions, Evidence, Row, State
-from plamo_study.cli import report
 from plamo_study.live import collect, live
 from plamo_study.read import frame
 from plamo_study.show import evidence
@@ -306,7 +305,7 @@ def sweep(tmp_path, monkeypatch):
             return msgspec.structs.replace(outcome, measured=msgspec.structs.replace(outcome.measured, evidence=found))
 
         monkeypatch.setattr(watch, "calm", lambda: True)
-        monkeypatch.setattr(bench, "work", made)
+        monkeypatch.setattr(runner, "work", made)
         path = tmp_path / f"{times}.jsonl"
         planned = replace(small_plan(cells, blocks=blocks), extra_blocks=extra_blocks)
         summary = runner.sweep(planned, path)
@@ -348,71 +347,6 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
     for each in evidence.DISTURBED_BY:
         assert evidence.disturbed(rows.assign(disturbed=True, disturbed_by=each, drift=0.2))
     assert evidence.disturbed(rows.assign(disturbed=first)) == "", "a few disturbed rows are left out in silence"
-
-
-# ---------------------------------------------------------------- what a sweep does about heat
-
-
-@pytest.fixture
-def heat(monkeypatch):
-    """A machine without other work that is hot for as many looks at it as the test says."""
-    left = [0]
-
-    def state():
-        left[0] -= left[0] > 0
-        return State(thermal="heavy" if left[0] else "nominal")
-
-    def calm(job, *rest, **how):
-        outcome, found = work(job, *rest, **how), Evidence(wall_ns=SECOND, cpus=2, others_ns=0, waited_ns=0)
-        return msgspec.structs.replace(
-            outcome, evidence=found, measured=msgspec.structs.replace(outcome.measured, evidence=found)
-        )
-
-    monkeypatch.setattr(machine, "state", state)
-    monkeypatch.setattr(bench, "work", calm)
-    monkeypatch.setattr(watch, "calm", lambda: True)
-    monkeypatch.setattr(watch, "WARM_LOOK_S", 0.001)
-    return left
-
-
-def planned(extra_blocks):
-    return replace(small_plan((mini("prefill", n_prompt=16),), blocks=2), extra_blocks=extra_blocks)
-
-
-@pytest.mark.long
-def test_a_row_beside_planted_heat_is_marked_and_measured_again_once_the_machine_is_cool(
-    heat, tmp_path, monkeypatch, capsys
-):
-    asked, usual, planted = planned(extra_blocks=1), bench.work, []
-
-    def heated(job, *rest, **how):
-        outcome = usual(job, *rest, **how)
-        if job.cell == asked.cells[0] and not planted:
-            planted.append(job)
-            heat[0] = 6  # the look after this row, those of the cooldown, and then it is cool
-        return outcome
-
-    monkeypatch.setattr(bench, "work", heated)
-    summary = report.sweep(asked, tmp_path / "j.jsonl")
-    rows = [row for row in summary.rows if row.cell == asked.cells[0]]
-    assert [(row.block, row.replicate) for row in rows] == [(0, 0), (0, 1000), (1, 1)]
-    assert watch.causes(summary.rows) == {rows[0].key: watch.HEAT}
-    assert (rows[0].conditions.before.thermal, rows[0].conditions.thermal) == ("nominal", "heavy")
-    assert capsys.readouterr().err.count("heat slows this machine") == 1
-    table = frame.frame(summary.rows, frame.facts(journal.read(tmp_path / "j.jsonl")))
-    assert list(table["disturbed_by"][table["disturbed"]]) == [watch.HEAT]
-
-
-def test_a_cooldown_takes_no_time_that_the_finding_needs(heat, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "MOST_BLOCKS", 2)
-    monkeypatch.setattr(machine, "state", lambda: State(thermal="heavy"))
-    waits, asked = [], planned(extra_blocks=0)
-    monkeypatch.setattr(watch, "wait_until_cool", waits.append)
-    monkeypatch.setattr(runner._Sweep, "_expected_s", lambda self, tasks: 10.0 * len(list(tasks)))
-    summary = runner.sweep(asked, tmp_path / "j.jsonl", minutes=1)
-    assert summary.lacking == 0
-    assert 0 < waits[0] < 60 - 2 * 10, "two processes of its one cell are needed, of 10 s each"
-    assert all(wait < 60 for wait in waits)
 
 
 # ---------------------------------------------------------------- what is said of it

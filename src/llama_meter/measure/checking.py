@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llama_meter.cells import Gate
 from llama_meter.errors import MORE_MEMORY, says_memory
-from llama_meter.measure import bench, plan
+from llama_meter.measure import plan, runner
 from llama_meter.measure.process import Outcome, work
 from llama_meter.measure.worker import Job
 from llama_meter.models import given
@@ -29,7 +29,7 @@ def check(path: Path, time_limit_s: float | None = None) -> list[Finding]:
     findings, header = inspect(path)
     if header is None or blocking(findings):
         return ordered(findings)
-    gpu = bool(bench.engine_facts()["gpu_offload"])
+    gpu = bool(runner.engine_facts()["gpu_offload"])
     passed = [finding for layers in (0, -1)[: 1 + gpu] for finding in through_the_gate(path, layers, time_limit_s)]
     return ordered(findings + passed + ssm_out_findings(header, gpu))
 

@@ -1,12 +1,18 @@
-"""What every plan shares: cells, gates, anchor and blocks. Which cells are measured, whoever asks says."""
+"""What every plan shares: cells, gates, anchor and blocks, and the tasks that these come to.
 
-from collections.abc import Sequence
+Which cells are measured, whoever asks says.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
 from llama_meter.errors import StudyError
+from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
 from llama_meter.measure.asked import Sweep
 from llama_meter.models import given, recipes, registry
@@ -50,6 +56,8 @@ MINOR = 0.01  # share of a file's bytes below which a type's kernel is not measu
 LEAN_BLOCKS = 3
 LEAN_GATE: dict[str, Any] = {"n_prompt": 24, "n_ubatch": 8, "n_gen": 0, "repetitions": 1}
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
+REPEAT = 1000  # added to the replicate of repeated measurements and of further anchors
+HANDFUL = 8  # cells that are not timed
 
 
 C = TypeVar("C", bound=Cell)
@@ -83,6 +91,82 @@ class Plan:
     def asked(self) -> tuple[Cell, ...]:
         """All cells that it measures."""
         return (*self.cells, *self.gates, *((self.anchor,) if self.anchor else ()))
+
+    @property
+    def least_blocks(self) -> int:
+        """The blocks that any statement about its cells needs."""
+        return min(self.blocks, LEAST_BLOCKS)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell at its place in the sweep."""
+
+    cell: Cell
+    replicate: int
+    block: int
+    order: int
+    anchor: bool = False
+    engine: str = ""  # folder of a build other than the one in use
+
+    @property
+    def repeated(self) -> "Task":
+        """Its next repeat: the same cell and block, as a new replicate."""
+        return replace(self, replicate=self.replicate + REPEAT, order=self.order + REPEAT)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The tasks of a plan; `beside`: folders of the other builds that measure what it compares."""
+
+    plan: Plan
+    beside: Sequence[str]
+
+    def gates(self) -> list[Task]:
+        """The gates of all files; for other builds, those of the compared files."""
+        compared = {file for cell in self.plan.compared for file in cell.files}
+        folders = {gate: self.beside if compared.issuperset(gate.files) else () for gate in self.plan.gates}
+        tasks = [Task(gate, 0, -1, n) for n, gate in enumerate(folders)]
+        return tasks + [replace(task, engine=folder) for task in tasks for folder in folders[task.cell]]
+
+    def anchors(self, number: int) -> list[Task]:
+        """The anchor before a block, in as many processes as the plan says."""
+        cell, replicates = self.plan.anchor, range(number, number + REPEAT * self.plan.anchors, REPEAT)
+        return [Task(cell, n, number, 0, anchor=True) for n in replicates] if cell else []
+
+    def shuffled(self, number: int, cells: Sequence[Cell], n_before: int = 0) -> list[Task]:
+        """These cells in a block's own order; the builds of a cell follow one another, since they are compared."""
+        order = random.Random(f"{self.plan.seed}/{number}/{n_before}")
+        mixed = [(cell, self.builds(cell)) for cell in order.sample(cells, len(cells))]
+        tasks = [(cell, folder) for cell, folders in mixed for folder in order.sample(folders, len(folders))]
+        return [Task(cell, number, number, n, engine=folder) for n, (cell, folder) in enumerate(tasks, n_before + 1)]
+
+    def builds(self, cell: Cell) -> list[str]:
+        """The builds that measure a cell."""
+        return ["", *(self.beside if cell in self.plan.compared else ())]
+
+    def every(self, n_blocks: int) -> Iterator[Task]:
+        """All tasks of so many blocks: gates, and anchors before each block and after the last."""
+        yield from self.gates()
+        for number in range(n_blocks):
+            yield from self.anchors(number)
+            yield from self.shuffled(number, self.plan.cells)
+        yield from self.anchors(n_blocks)
+
+    def needed(self) -> list[Task]:
+        """The tasks that the finding needs: the least blocks of the needed cells, and their files' gates."""
+        cells = self.plan.cells[: self.plan.needed]
+        files = {file for cell in cells for file in cell.files}
+        gates = [task for task in self.gates() if files.issuperset(task.cell.files) and not task.engine]
+        return gates + [Task(cell, n, n, 0) for n in range(self.plan.least_blocks) for cell in cells]
+
+
+def together(cells: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
+    """Cells in order: singly where they are timed, else in groups that can run side by side."""
+    for timed, group in groupby(cells, key=lambda cell: cell.is_timed):
+        alike = tuple(group)
+        size = 1 if timed else HANDFUL
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
 def gates(scale: str, gpu: bool = False) -> Plan:

@@ -34,7 +34,6 @@ from llama_meter.measure.machine import Counters, optional
 from llama_meter.rows import Conditions, Evidence, Row, State
 
 REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
-WARM_LOOK_S = 5.0  # between two looks at a machine that cools down
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
 _parts: list[Evidence] = []  # of this process's one job
 
@@ -130,16 +129,6 @@ def wait_until_calm(most_s: float) -> None:
     end = time.monotonic() + most_s
     while time.monotonic() < end and not calm():
         pass
-
-
-def wait_until_cool(most_s: float) -> bool:
-    """Whether the machine reports no thermal pressure, or none at all, after a wait of at most `most_s` seconds."""
-    end = time.monotonic() + most_s
-    while is_hot := hot(machine.state()):
-        if (left := end - time.monotonic()) <= 0:
-            break
-        time.sleep(min(WARM_LOOK_S, left))
-    return not is_hot
 
 
 def before_row() -> State:
@@ -312,14 +301,9 @@ def slowed(state: State) -> str:
         return BATTERY
     if state.power_mode == "low":
         return LOW_POWER
-    if hot(state):
+    if state.thermal in PRESSURES[1:]:
         return HEAT
     return MEMORY if state.memory_pressure in ("warning", "critical") else ""
-
-
-def hot(state: State) -> bool:
-    """Whether heat slows the machine, as far as its system says."""
-    return state.thermal in PRESSURES[1:]
 
 
 def _gpu_is_busy(state: State) -> bool:

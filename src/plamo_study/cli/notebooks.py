@@ -258,7 +258,7 @@ def _measure(
     try:
         varied = _varied(study, varied)
         summary = report.measure(study, scale, journal.LOCAL, minutes=time.minutes, asked=varied)
-        spent_s = runner.spent_s(summary.rows)
+        spent_s = runner.spent_s(summary.rows, runner.at_once)
     except StudyError as error:
         if is_all:
             raise

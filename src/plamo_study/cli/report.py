@@ -91,13 +91,10 @@ class Bar(live.Listener):
             yield
 
     def progress(self, event: runner.Progress) -> None:
-        """Move the bar; print that a hot machine cools down, and what is wrong with a row."""
+        """Move the bar; print what is wrong with a row."""
         now, left = f"{self.study} {live.named(event.task.cell)}", live.left(event.remaining_s)
         self.bar.update(self.task, total=event.total, completed=event.done, description=now, left=left)
         row = event.row
-        if event.cools_s:
-            said = f"heat slows this machine: waiting until it is cool, for {event.cools_s:.0f} s at most"
-            console.print(f"{self.study}: {said}", style="yellow")
         if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
             self.refuse(row)
         elif row and (said := live.speed(row)):

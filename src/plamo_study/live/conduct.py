@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 from llama_meter.engine import builds
 from llama_meter.errors import NOT_MEASURED, StudyError
-from llama_meter.measure import bench, files, plan, runner, watch
+from llama_meter.measure import files, plan, runner, watch
 from llama_meter.measure.asked import NOTHING, Sweep
 from plamo_study.live import live
 from plamo_study.read.recording import check_device
@@ -94,7 +94,7 @@ def _offloads(engine: str, device: str) -> bool:
     check_device(device)
     if device == "cpu":
         return False
-    facts = bench.engine_facts()
+    facts = runner.engine_facts()
     if facts["gpu_offload"]:
         return True
     if device == "gpu":

@@ -278,10 +278,9 @@ class Line(Listener):
         """Say what the sweep does now, and a gate that failed, at once."""
         if event.row:
             self.refuse(event.row)
-        heat = f"; waits up to {event.cools_s:.0f} s until this machine is cool" if event.cools_s else ""
         now = f"{self.study}: {event.done} of {event.total}, {named(event.task.cell)}"
-        now = f"{', '.join(filter(None, (now, left(event.remaining_s))))}{heat}"
-        self.say("  \n".join([*self.before, f"*{now}*"]), at_once=bool(heat))
+        now = ", ".join(filter(None, (now, left(event.remaining_s))))
+        self.say("  \n".join([*self.before, f"*{now}*"]), at_once=False)
 
     def refuse(self, row: Row) -> None:
         """Say of a gate that failed what follows."""

@@ -10,8 +10,8 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 from llama_meter.errors import StudyError
-from llama_meter.measure.bench import Elsewhere
 from llama_meter.measure.process import Outcome, work
+from llama_meter.measure.runner import Elsewhere
 from llama_meter.measure.worker import Job
 from llama_meter.rows import SCHEMA, Evidence, Failure
 

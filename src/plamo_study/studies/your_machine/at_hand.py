@@ -8,7 +8,6 @@ from llama_meter import journal, paths
 from llama_meter.errors import StudyError
 from llama_meter.measure import files
 from llama_meter.measure.plan import Plan
-from llama_meter.measure.tasks import least_blocks
 from llama_meter.models import recipes, registry
 
 NOTEBOOK = "your-machine"  # and the study behind it
@@ -24,7 +23,7 @@ def measured(planned: Plan) -> bool:
     rows = journal.latest_rows(journal.read(path)) if path.exists() else []
     refused = {file for row in rows if row.refuses for file in row.cell.files}
     needed = [cell for cell in planned.cells[: planned.needed] if not refused.intersection(cell.files)]
-    had, blocks = Counter(row.cell for row in rows), least_blocks(planned)
+    had, blocks = Counter(row.cell for row in rows), planned.least_blocks
     return bool(rows) and all(had[cell] >= blocks for cell in needed)
 
 
