@@ -13,7 +13,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import sweep
 from llama_meter.models import given, registry
-from plamo_study.read import frame, recording
+from plamo_study.read import frame
 from plamo_study.studies import registry as studies
 from plamo_study.studies.your_machine import at_hand
 from plamo_study.studies.your_machine.plan import first_round, your_machine
@@ -43,7 +43,7 @@ def swept(lean, tmp_path_factory):
 
 @pytest.mark.long
 def test_a_lean_plan_is_three_processes_a_cell_of_which_the_first_proves_all(swept):
-    rows = recording.framed(swept[0].rows, swept[1])[0]
+    rows = frame.frame(swept[0].rows, frame.facts(journal.read(swept[1])))
     assert not rows.anchor.any()
     timed = rows[rows.workload != "gate"]
     assert timed.groupby("workload").size().between(3, 4).all(), "one more where another program computed"

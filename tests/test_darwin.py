@@ -33,7 +33,7 @@ from llama_meter.serve.server import Setup
 from plamo_study import measurements
 from plamo_study.cli import report
 from plamo_study.live import collect, conduct, live
-from plamo_study.read import processors
+from plamo_study.read import frame
 from plamo_study.read.recording import DEVICES, of_device, read
 from plamo_study.show import evidence
 from plamo_study.studies.batch_scaling import metrics, replica
@@ -79,10 +79,10 @@ def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
     other = {"chip": "EPYC", "gpus": [{"name": "CUDA0", "chip": "H100", "memory_bytes": 1 << 36}]}
     assert (evidence.chip(fact), evidence.chip(other)) == ("Apple M4 Pro", "EPYC + H100")
     halves = ("Apple M4 Pro, GPU", "Apple M4 Pro, CPU")
-    assert tuple(processors.device(fact, offloaded) for offloaded in (True, False)) == halves
-    assert tuple(processors.device(other, offloaded) for offloaded in (True, False)) == ("H100", "EPYC")
+    assert tuple(frame.device_name(fact, offloaded) for offloaded in (True, False)) == halves
+    assert tuple(frame.device_name(other, offloaded) for offloaded in (True, False)) == ("H100", "EPYC")
     without = {"chip": "Apple M4 Pro", "gpu_cores": 20}  # the engine found no GPU, and the chip has one
-    assert processors.device(without, offloaded=False) == halves[1]
+    assert frame.device_name(without, offloaded=False) == halves[1]
     passes = pd.DataFrame([{"machine": "m", "n_gpu_layers": layers} for layers in (0, -1)])
     assert machines._apart(passes)["machine"].nunique() == 2
 
@@ -107,18 +107,18 @@ def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_l
     assert (lines["device"].str.endswith("GPU") == (lines["n_gpu_layers"] != 0)).all()
     assert set(lines["machine"]) == {"Apple M4 Pro"}
     assert ["GPU", "Apple M4 Pro, through Metal"] in evidence.provenance(found).frame.to_numpy().tolist()
-    said = evidence.verified(found).data
+    said = evidence.of_rows(found).data
     assert "Apple M4 Pro, GPU and CPU, 2 threads" in said
     assert "operators" not in said
     hybrid = found.rows["model"].eq("plamo-2-1b*") & (found.rows["n_gpu_layers"] != 0)
     cut = found.rows.assign(
         splits=[(2, 34) if own else told for own, told in zip(hybrid, found.rows["splits"], strict=True)]
     )
-    said = evidence.verified(replace(found, rows=cut)).data
+    said = evidence.of_rows(replace(found, rows=cut)).data
     assert f"In {hybrid.sum()} of {len(cut) // 2} rows of the GPU (plamo-2-1b" in said
     assert "up to 34 parts" in said
     partly = cut.assign(n_gpu_layers=cut["n_gpu_layers"].replace(-1, 8))  # layers that stay on the CPU cut a graph too
-    assert "operators" not in evidence.verified(replace(found, rows=partly)).data
+    assert "operators" not in evidence.of_rows(replace(found, rows=partly)).data
 
 
 def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac, monkeypatch, tmp_path):
@@ -333,10 +333,10 @@ def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, comm
 
     monkeypatch.setattr(conduct, "measure", stop)
     asked = ("01-phase-asymmetry", "live", "mini", 0, notebook)
-    for show in (collect.collect, measurements.measurements, measurements.models, measurements.recording):
+    for show in (collect.collect, measurements.measurements, measurements.recording):
         with pytest.raises(StudyError, match="measuring"):
             show(*asked)
-    assert planned == [offloaded] * 4
+    assert planned == [offloaded] * 3
     recorded = [measurements.measurements("01-phase-asymmetry", device=each) for each in ("auto", notebook)]
     assert recorded[0]["key"].tolist() == recorded[1]["key"].tolist(), "recorded rows stay as they are"
 

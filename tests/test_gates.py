@@ -24,7 +24,7 @@ from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
 from llama_meter.oracle.judge import judge
 from plamo_study.measurements import recording
-from plamo_study.read import frame, judged
+from plamo_study.read import frame, recording as reading
 from plamo_study.show import evidence
 from plamo_study.studies.context import work as depth
 from plamo_study.studies.right_answers import law_tests as law_check
@@ -128,19 +128,19 @@ def test_rows_know_to_which_depth_their_file_was_judged_and_say_how_many_go_furt
     rows = recording("06-context").rows
     deep = rows[(rows.workload == "depth") & rows.model.str.startswith(HYBRID) & (rows.build == "stock")]
     assert set(deep.judged) == {plan.DEEP_TOKENS["shape"] + plan.DEEP_STEPS}
-    assert f"{len(rows[judged.reach(rows) > rows.judged]):,} rows go further" in evidence.depths(rows)
+    assert f"{len(rows[reading.reach(rows) > rows.judged]):,} rows go further" in evidence.depths(rows)
 
 
 def test_a_page_names_the_tokens_the_positions_and_the_limits_of_the_gate_that_judged_least():
     rows = pd.DataFrame({"model": ["m", "n"], "judged": [24, 4104], "n_prompt": [512, 512], "n_gen": [8, 8]})
-    least, most = judged.Reach(24, 24, 0.015), judged.Reach(4104, 32, 0.015)
+    least, most = reading.Reach(24, 24, 0.015), reading.Reach(4104, 32, 0.015)
     said = evidence.depths(rows.assign(judged_how=[str(least), str(most)]))
     assert "24 tokens, 24 positions, parts within 0.015 or more; 1 rows go further, to 520" in said
 
 
 def test_a_gate_on_the_cpu_does_not_judge_the_rows_of_a_gpu():
     rows, facts = recording("06-context").rows, recording("06-context").facts
-    on_gpu = judged.judged(rows.assign(n_gpu_layers=-1), facts, [], "shape")
+    on_gpu = reading.judged(rows.assign(n_gpu_layers=-1), facts, [], "shape")
     assert (rows.judged > 0).any()
     assert set(on_gpu.judged) == {0}
 

@@ -77,6 +77,6 @@ def shown(source, name, room):
     if last:
         found = eval(compile(ast.Expression(last.value), name, "eval"), room)
         if isinstance(found, alt.TopLevelMixin):
-            assert theme.alt_text(found.to_dict())
+            assert found.to_dict()["description"]
         elif isinstance(found, Table):
             found._repr_html_()

@@ -19,7 +19,7 @@ from llama_meter.measure import quantizing, texts
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
-from plamo_study.stats import clustered
+from plamo_study.stats import estimates
 from plamo_study.studies.quantization import (
     divergence,
     law as quality,
@@ -243,16 +243,16 @@ def test_prompts_continued_together_are_continued_as_if_alone(model):
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(3)
     tokens = np.full(30, 100.0)
-    estimates = [clustered.ratio_of_sums(100 * rng.normal(0.2, 0.1, 30), tokens) for _ in range(200)]
-    assert 0.88 < np.mean([e.low <= 0.2 <= e.high for e in estimates]) <= 0.99
+    sums = [estimates.ratio_of_sums(100 * rng.normal(0.2, 0.1, 30), tokens) for _ in range(200)]
+    assert 0.88 < np.mean([e.low <= 0.2 <= e.high for e in sums]) <= 0.99
     quantiles, values = [], np.linspace(0, 1, len(divergence.GRID)).tolist()
-    beyond = clustered.quantile(0.999, [9, 10, 10], [10, 10, 10], divergence.GRID, values)
+    beyond = estimates.quantile(0.999, [9, 10, 10], [10, 10, 10], divergence.GRID, values)
     assert np.isnan(beyond.low), "a quantile beyond the tokens has no interval"
     for _ in range(200):
         values = rng.exponential(1, (30, 100)) * rng.normal(1, 0.1, (30, 1))
         below = (values <= np.quantile(values, 0.9)).sum(1)
         grid = np.quantile(values, divergence.GRID)
-        quantiles.append(clustered.quantile(0.9, below, tokens, divergence.GRID, grid.tolist()))
+        quantiles.append(estimates.quantile(0.9, below, tokens, divergence.GRID, grid.tolist()))
     assert 0.85 < np.mean([e.low <= np.log(10) <= e.high for e in quantiles]) <= 0.99
 
 
@@ -262,19 +262,16 @@ def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
     rng = np.random.default_rng(3)
     for n in (2, 3, 7, 40):
         values, p = rng.normal(0.3, 1, n), rng.uniform(0, 0.2, n)
-        assert clustered.p_value(values) == pytest.approx(distributions.ttest_1samp(values, 0).pvalue)
+        assert estimates.p_value(values) == pytest.approx(distributions.ttest_1samp(values, 0).pvalue)
         expected = distributions.false_discovery_control(p).tolist()
-        assert clustered.adjusted([*p, NAN]) == pytest.approx([*expected, NAN], nan_ok=True)
+        assert estimates.adjusted([*p, NAN]) == pytest.approx([*expected, NAN], nan_ok=True)
         for successes in (0, 1, n - 1, n):
             exact = distributions.binomtest(successes, n).proportion_ci(0.95, "exact")
-            rate = clustered.rate(successes, n)
+            rate = estimates.rate(successes, n)
             assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high))
             tails = [distributions.binomtest(successes, n, 0.2, side).pvalue for side in ("less", "greater")]
             assert rate.p(0.2) == rate.scaled(100).p(20) == pytest.approx(min(1, 2 * min(tails)))
             assert np.isnan(rate.p(0)), "a share that cannot be is no hypothesis"
-        t = distributions.t(n - 1)
-        reach = (t.ppf(0.975) + t.ppf(0.8)) * values.std(ddof=1) / n**0.5
-        assert clustered.detectable(values) == pytest.approx(reach)
 
 
 def test_where_nothing_was_measured_tables_have_their_columns_and_no_lines(found, text):

@@ -2,12 +2,10 @@
 
 import os
 
-import msgspec
 import numpy as np
 import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from examples import example_row
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
@@ -21,7 +19,6 @@ from llama_meter.measure.worker import Job
 from llama_meter.models import recipes, registry, tensors
 from llama_meter.oracle import weights
 from llama_meter.oracle.compare import relative_error
-from plamo_study.read import recording
 from plamo_study.studies.quantization import plan as plan_quantization
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
@@ -257,11 +254,3 @@ def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeyp
 
 def test_weights_in_memory_of_the_process_compute_the_same():
     measured(mini("decode", depth=8, n_gen=4, use_mmap=False))
-
-
-def test_rows_of_two_machines_never_stand_in_one_frame():
-    rows = [
-        msgspec.structs.replace(example_row(), machine=name, started=started)
-        for name, started in (("old", "2026-01-01"), ("new", "2026-01-03"), ("old", "2026-01-02"))
-    ]
-    assert {each.machine for each in recording.of_one_machine(rows)} == {"new"}

@@ -1,6 +1,5 @@
 """One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
 
-import tomllib
 from types import SimpleNamespace
 
 import pandas as pd
@@ -8,7 +7,6 @@ import psutil
 import pytest
 from built import longer
 
-from llama_meter import paths
 from llama_meter.engine import kernels
 from llama_meter.errors import StudyError
 from llama_meter.measure import files, machine, phases as workloads, plan
@@ -16,7 +14,7 @@ from llama_meter.measure.asked import sweep
 from plamo_study.arithmetic import ceilings, roofline
 from plamo_study.arithmetic.roofline import Ceilings, parts, work
 from plamo_study.measurements import recording
-from plamo_study.read.processors import device
+from plamo_study.read.frame import device_name
 from plamo_study.read.recording import Recording
 from plamo_study.show import evidence
 from plamo_study.studies.roofline import every_cell, intensity, plan as plan_roofline, trace_plan as plan_timeline
@@ -175,7 +173,8 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(first):
     both, _ = every_cell.cells(
         [("all", rows, facts), ("a", timed, facts), ("b", timed.assign(machine="elsewhere"), facts)]
     )
-    assert set(both["chip"]) == {"another", *(device(fact, False) for fact in first.facts.values() if "chip" in fact)}
+    chips = {device_name(each, False) for each in first.facts.values() if "chip" in each}
+    assert set(both["chip"]) == {"another", *chips}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
     for name in ("read", "compute"):
         assert here[name].to_numpy() == pytest.approx(10 * there[name].to_numpy())
@@ -265,39 +264,6 @@ def test_accelerate_is_named_where_it_computes_and_nothing_else_changes():
     table = ceilings.measured([pd.DataFrame(rows)])
     assert ceilings.kernel([table], HOME, "F16").best == pytest.approx(2e12, rel=1e-6)
     assert ceilings.read([table], HOME).best == pytest.approx(5e10, rel=1e-6)
-
-
-def test_an_apple_chip_is_held_against_the_bandwidth_of_its_name_and_gpu_cores_and_no_other():
-    listed = tomllib.loads((paths.PUBLISHED / "hardware.toml").read_text())["chip"]
-    variants = [(entry["name"], cores) for entry in listed for cores in entry["gpu_cores"]]
-    assert len(variants) == len(set(variants)), "one figure each"
-    assert {name.split()[1] for name, _ in variants} == {"M1", "M2", "M3", "M4", "M5"}
-    assert all(60e9 < entry["bandwidth"] < 1.3e12 and entry["source"].startswith("https://") for entry in listed)
-    halves = [ceilings.published({"chip": "Apple M3 Max", "gpu_cores": cores}).bandwidth for cores in (30, 40)]
-    assert halves == [300e9, 400e9]
-    for fact, why in (
-        ({"chip": "Apple M3 Max", "gpu_cores": 38}, "its 38 GPU cores: Apple M3 Max is listed with 30 or 40 GPU cores"),
-        ({"chip": "Apple M3 Max"}, "without its number of GPU cores"),
-        ({"chip": "Apple M9", "gpu_cores": 10}, "Apple M9 is not listed"),
-    ):
-        unknown = ceilings.published(fact)
-        assert (unknown.bandwidth, why in unknown.why) == (None, True), unknown
-    assert ceilings.published({"chip": "AMD EPYC (family 26)", "gpu_cores": 30}) is None
-
-
-def test_the_table_of_ceilings_holds_a_mac_s_reading_against_its_published_bandwidth():
-    rows = pd.DataFrame([read_row(120e9), read_row(240e9, n_gpu_layers=-1)])
-    mac = {"chip": "Apple M3 Max", "gpu_cores": 30}
-    (note,) = evidence.ceilings(Recording(rows, {"here": mac}, "02-roofline", "shape", "recorded")).notes
-    assert "300 GB/s" in note
-    assert "the CPU reaches 40% and the GPU reaches 80% of it" in note
-    (note,) = evidence.ceilings(
-        Recording(rows, {"here": mac | {"gpu_cores": 31}}, "02-roofline", "shape", "recorded")
-    ).notes
-    assert "no published bandwidth for its 31 GPU cores" in note
-    assert "%" not in note
-    other = {"here": {"chip": "AMD EPYC (family 26)"}}
-    assert not evidence.ceilings(Recording(rows, other, "02-roofline", "shape", "recorded")).notes
 
 
 def test_a_gpu_s_read_ceiling_keeps_within_free_memory_and_stays_far_beyond_the_caches(monkeypatch):

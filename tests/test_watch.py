@@ -337,8 +337,8 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
     recorded = collect.collect("01-phase-asymmetry", "recorded", "shape")
     rows, first = recorded.rows, recorded.rows["block"] == 0
     crowded = replace(recorded, rows=rows.assign(disturbed=True, disturbed_by="others", others=0.47))
-    assert evidence.verified(crowded).data.startswith("**Disturbed: other programs took 47% of the machine")
-    assert "Disturbed" not in evidence.verified(recorded).data
+    assert evidence.of_rows(crowded).data.startswith("**Disturbed: other programs took 47% of the machine")
+    assert "Disturbed" not in evidence.of_rows(recorded).data
     drifted = rows.assign(disturbed=first, disturbed_by=first.map({True: "waited", False: ""}), others=0.004)
     drifted = drifted.assign(waited=first.map({True: 0.2, False: 0.0069}), drift=first.map({True: 0.0, False: 0.31}))
     assert "31%" in evidence.disturbed(drifted)

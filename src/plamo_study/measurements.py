@@ -1,6 +1,6 @@
 """The measurements of a study as one tidy frame: the start of every notebook."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -12,13 +12,12 @@ import pandas as pd
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.asked import NOTHING, Sweep
-from plamo_study.read import answers as became, frame, processors
-from plamo_study.read.recording import Recording, added, elsewhere, machines_of, read, recorded
-from plamo_study.read.usable import unrepeated, usable
+from plamo_study.read import answers as became, frame
+from plamo_study.read.recording import SOURCES, Recording, added, elsewhere, read, recorded, records
 from plamo_study.show.evidence import chip
+from plamo_study.stats.estimates import NS
 from plamo_study.studies import registry
 
-NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "judged", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "depth", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
@@ -33,6 +32,11 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "relay": ["writer", "writer_dtype", "n_processes"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
+SPEEDS = {  # of a kind of work that times one thing: metric, unit, and the field that holds the work of one sample
+    "read": ("read", "B/s", "n_bytes"),
+    "matmul": ("matmul", "FLOP/s", "n_flops"),
+    "matvec": ("matvec", "B/s", "n_bytes"),
+}
 
 
 def measurements(
@@ -48,11 +52,11 @@ def measurements(
     Parameters
     ----------
     study
-        Its name, such as "01-phase-asymmetry": a key of `STUDIES` in plans/registry.py.
+        Its name, such as "01-phase-asymmetry", as the `__init__` of a chapter's folder has it.
     source
         "recorded": rows of the reference machine, at once. "live": what is missing is measured here first.
     scale
-        "mini": the embedded models; "shape": files of full size with random weights; "weights": released ones.
+        "mini": the embedded models; "shape": files of full size with random weights.
     minutes
         Live: the longest time to measure; 0 for as long as the plan needs.
     device
@@ -65,11 +69,10 @@ def measurements(
     -------
     DataFrame
         metric
-            What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
-            steps), "read" and "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its
-            weights), "memory" (of weights, caches and computing; of rows before that was told, the peak resident
-            size). What else a kind of cell measures, its chapter's folder says, in `metrics`. A process that crashed or
-            hung, or of which nothing is defined, has one line with the metric "none".
+            "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode steps), "read" and
+            "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its weights), "memory" (of
+            weights, caches and computing; where the engine did not tell, the peak resident size), "none" (crashed or
+            hung). What else a kind of cell measures, its chapter's folder says, in `metrics`.
         value, unit
             The median over the process's samples, in s, B/s, FLOP/s, tokens/s or B.
         samples
@@ -79,34 +82,25 @@ def measurements(
             `file` is model and type. A star marks a model whose shape rests on assumptions; "stock" is the engine as
             released.
         workload, n_prompt, depth, n_gen, n_seq, n_threads, ...
-            The cell, by the names of `llama_meter.cells`: tokens of the prompt, tokens that a decode starts from,
-            tokens generated, sequences evaluated together. Fields that say nothing anywhere in the study are left
-            out, those of arriving prompts never.
-        verdict
+            The cell, by the names of `llama_meter.cells`; fields that say nothing anywhere in the study are left out.
+        verdict, judged
             "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with
-            itself, cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": nothing
-            judged the file; "failed"; "starved"; "n/a".
-        judged
-            The number of tokens to which the oracle judged the file, on the same build; 0 where it did not.
-        disturbed, drift
-            Whether something disturbed the process, and the relative drift of the machine's speed in its block.
-        usable
-            Valid and undisturbed: its times count. Where fewer than two blocks of a cell are undisturbed,
-            all of its blocks are usable, and the page says so.
-        block, machine, key
-            The randomised block, within which numbers are compared; the processor; the row in the journal.
-        device
-            What computed it: the processor or, where layers were offloaded, the GPU. "Apple M4 Pro, GPU" is the GPU of
-            a chip that is both.
+            itself; "invalid": computed, but wrong; "ungated": nothing judged the file; "failed"; "starved"; "n/a". And
+            the number of tokens to which the oracle judged the file, on the same build.
+        disturbed, drift, usable
+            Whether something disturbed the process; the relative drift of the machine's speed in its block; and whether
+            its times count: valid, and undisturbed where two blocks of its cell are.
+        block, machine, device, key
+            The randomised block, within which numbers are compared; the processor; what computed: it or its GPU; the
+            row in the journal.
 
     Raises
     ------
     StudyError
-        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
-        no time to measure and nothing recorded.
+        Unknown study, source, scale or device, a GPU asked for where there is none, or nothing measured or recorded.
 
     """
-    return _tidy(recording(study, source, scale, minutes, device, asked))
+    return tidy(recording(study, source, scale, minutes, device, asked))
 
 
 def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
@@ -115,22 +109,22 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     Never compare the two: the rows of a block belong to one machine.
     """
     own = read(study, "recorded", scale)
-    here = {name: own.facts[name] for name in own.rows["machine"].unique()} if own else {}
-    frames = _apart(elsewhere(own), here) if own else []
-    return pd.concat(frames) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+    return _named_apart(elsewhere(own), [own.facts]) if own else tidy()
 
 
-def measured_added(study: str, asked: bool = True, scale: str = "shape", board: str = "") -> pd.DataFrame:
-    """The rows of a study from the machines in data/measured/others, as a frame like `measurements`.
+def measured_added(study: str, scale: str = "shape", board: str = "") -> pd.DataFrame:
+    """The rows of a study from the machines in data/measured/others, as a frame like `measurements`; may be empty.
 
-    Empty if not `asked`.
-
-    `board`: only those of the first machine that has this GPU, tracked ones first.
-
-    Never compare them with one another: the rows of a block belong to one machine, and each has a name of its own.
+    `board`: only those of the first machine that has this GPU. Never compare them with one another: the rows of a block
+    belong to one machine, and each has a name of its own.
     """
-    frames = _apart(added(study, scale, board), machines_of(study, scale)) if asked else []
-    return pd.concat(frames) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+    return _named_apart(added(study, scale, board), [frame.facts(records(study, source, scale)) for source in SOURCES])
+
+
+def _named_apart(recordings: Sequence[Recording], others: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Recordings of further machines as one frame, each under a name that none of the machines of `others` bears."""
+    named = frame.told_apart(*others, *(part.facts for part in recordings))[len(others) :]
+    return tidy(*(replace(part, facts=facts) for part, facts in zip(recordings, named, strict=True)))
 
 
 def tidy(*recordings: Recording) -> pd.DataFrame:
@@ -139,34 +133,25 @@ def tidy(*recordings: Recording) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
-def _apart(recordings: list[Recording], own: Mapping[str, Any]) -> list[pd.DataFrame]:
-    """Tidy frames of further machines, each under a name of its own, which none of the facts `own` bears either."""
-    _, *named = processors.told_apart(own, *(part.facts for part in recordings))
-    return [_tidy(replace(part, facts=facts)) for part, facts in zip(recordings, named, strict=True)]
-
-
 def _tidy(part: Recording) -> pd.DataFrame:
     rows, facts = part.rows, part.facts
-    good = set(unrepeated(usable(rows))["key"])
+    good = set(frame.unrepeated(frame.usable(rows))["key"])
     measured = rows[~rows["anchor"] & (rows["workload"] != "gate")]
-    lines = [(at, *line) for at, row in enumerate(measured.to_dict("records")) for line in _lines(row)]
+    lines = [(at, *line) for at, row in enumerate(measured.to_dict("records")) for line in _metrics(row)]
     whose = np.array([at for at, *_ in lines], int)
-    frame = (
-        measured[[name for name in (*FIRST[3:], *CELL, *LAST) if name in measured]].iloc[whose].reset_index(drop=True)
-    )
-    frame = frame.infer_objects()  # a column of all rows may hold what none of these has
-    for at, name in enumerate((*FIRST[:3], "samples"), 1):
-        frame[name] = [line[at] for line in lines]
-    frame["file"] = (frame["model"] + " " + frame["dtype"]).where(frame["model"] != "", "")
-    frame["usable"] = frame["key"].isin(good)
-    on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
-    frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
-    frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
-    always = ALWAYS + [
-        name for kind, names in OF_KIND.items() if kind in {*frame["workload"], part.study} for name in names
-    ]
+    table = measured[[*FIRST[3:6], *CELL, *(name for name in LAST if name in measured)]].iloc[whose]
+    table = table.reset_index(drop=True).infer_objects()  # a column of all rows may hold what none of these has
+    for at, name in enumerate(("metric", "unit", "value", "samples"), 1):
+        table[name] = [line[at] for line in lines]
+    table["file"] = (table["model"] + " " + table["dtype"]).where(table["model"] != "", "")
+    table["usable"] = table["key"].isin(good)
+    on = pd.MultiIndex.from_arrays([table["machine"], table["n_gpu_layers"] != 0])
+    table["device"] = on.map({(fact, gpu): frame.device_name(facts[fact], gpu) for fact, gpu in on.unique()})
+    table["machine"] = table["machine"].map(lambda fact: chip(facts[fact]))
+    kinds = {*table["workload"], part.study}
+    always = {*ALWAYS, *(name for kind, names in OF_KIND.items() if kind in kinds for name in names)}
     named = [name for name in CELL if name in always or len(set(map(str, measured[name]))) > 1]
-    return frame[[*FIRST, *named, *LAST]]
+    return table[[*FIRST, *named, *LAST]]
 
 
 @cache
@@ -231,20 +216,6 @@ def answers(*study: Any) -> pd.DataFrame:
     return became.by_request(part.rows)
 
 
-def models(
-    study: str,
-    source: str = "recorded",
-    scale: str = "shape",
-    minutes: float = 0,
-    device: str = "auto",
-    asked: Sweep = NOTHING,
-) -> dict[str, dict[str, Any]]:
-    """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: the input of a roofline."""
-    part = recording(study, source, scale, minutes, device, asked)
-    names = sorted(name for name in part.rows["model"].unique() if name)
-    return {name: part.facts[name] for name in names}
-
-
 def files(*study: Any) -> dict[str, dict[str, Any]]:
     """The files of a study by model and type, as the column `file` names them, each with its facts as for `models`.
 
@@ -255,27 +226,23 @@ def files(*study: Any) -> dict[str, dict[str, Any]]:
     return {f"{line.model} {line.dtype}": part.facts[line.fact] for line in lines.itertuples()}
 
 
-def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray]]:
-    """(metric, median, unit, samples) of each metric that a row measured; "none" where it measured nothing."""
+def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
+    """(metric, unit, median, samples) of each metric that a row measured; "none" where it measured nothing."""
     measured = list(_measured(row)) if row["status"] == "ok" else []
-    for metric, unit, value, samples in measured or [("none", "", float("nan"), np.empty(0))]:
-        yield metric, value, unit, samples
+    yield from measured or [("none", "", float("nan"), np.empty(0))]
 
 
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
-    """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
     what = row["workload"]
     if what in registry.quantities():
         yield from registry.quantities()[what](row)
     elif len(times):
         middle = float(np.median(times))
-        if what == "read":
-            yield "read", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times
-        elif what == "matmul" and not row["n_flops"]:
-            yield "matvec", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times
-        elif what == "matmul":
-            yield "matmul", "FLOP/s", row["n_flops"] / middle, row["n_flops"] / times
+        kind = "matvec" if what == "matmul" and not row["n_flops"] else what
+        if kind in SPEEDS:
+            metric, unit, work = SPEEDS[kind]
+            yield metric, unit, row[work] / middle, row[work] / times
         else:
             yield ("step" if what == "decode" else what), "s", middle, times
     if row["prefill_ns"]:

@@ -8,7 +8,6 @@ is what a kernel reaches, not what the machine could reach. A roof, which nothin
 predicted time takes the usual one, the median of processes.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from llama_meter import paths, stats
+from llama_meter import stats
 from llama_meter.errors import StudyError
 from plamo_study.arithmetic.roofline import NO_MATMUL, Ceilings, Model
-from plamo_study.read.usable import on_main_device, usable
+from plamo_study.read.frame import on_main_device, usable
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
 PACKED, PLAIN, BLAS, ACCELERATE = "packed", "plain", "blas", "accelerate"
@@ -217,35 +216,6 @@ def of_study(rows: pd.DataFrame) -> pd.DataFrame:
             entry |= {"best": rate.best, "usual": stats.median(rate.by_process)}
             entries.append(entry)
     return pd.DataFrame(entries)
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a chip's maker says it reads, B/s, or None with `why` there is no figure; `source`: where it was read."""
-
-    bandwidth: float | None
-    source: str = ""
-    why: str = ""
-
-
-def published(machine: Mapping[str, Any]) -> Published | None:
-    """Published bandwidth of an Apple chip, by its name and GPU cores, from the facts of a machine; None for others.
-
-    Chips of one name differ in bandwidth by their GPU cores. A combination that hardware.toml lacks has no figure, and
-    none is guessed from another's.
-    """
-    chip, cores = str(machine["chip"]), machine.get("gpu_cores")
-    if not chip.startswith("Apple "):
-        return None
-    text = (paths.PUBLISHED / "hardware.toml").read_text(encoding="utf-8")
-    entries = [entry for entry in tomllib.loads(text)["chip"] if entry["name"] == chip]
-    for entry in entries:
-        if cores in entry["gpu_cores"]:
-            return Published(entry["bandwidth"], entry["source"])
-    wanted = f"its {cores} GPU cores" if cores else "it without its number of GPU cores"
-    listed = [str(count) for count in sorted(chain(*(entry["gpu_cores"] for entry in entries)))]
-    listing = f"is listed with {' or '.join(listed)} GPU cores" if listed else "is not listed"
-    return Published(None, why=f"no published bandwidth for {wanted}: {chip} {listing}")
 
 
 def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:

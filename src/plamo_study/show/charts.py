@@ -1,4 +1,4 @@
-"""Eight kinds of chart, for every page: tidy frames in, altair charts out, which a cell can change or layer further.
+"""Six kinds of chart that several pages draw: tidy frames in, altair charts out, which a cell can change or layer.
 
     lines(rate, x="n_seq", color="model", title="Eight users: 56 tokens/s. Nine: 46.", y_title="tokens per second")
 
@@ -14,7 +14,7 @@ import altair as alt
 import pandas as pd
 
 from llama_meter.stats import Estimate
-from plamo_study.show.labels import label
+from plamo_study.show.tables import label
 from plamo_study.show.theme import CATEGORIES, INK, MUTED, SHAPES
 
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
@@ -26,12 +26,11 @@ COLORS = {  # of models and of series that several pages share, by name without 
     "plamo-3-matched": GREY,
     "prefill": OCHRE,
     "decode": GREEN,
-    "fetching the weights once": SKY,
-    "multiplying": PINK,
 }
 MARKS: dict[str, str] = {}  # shapes of series that several charts of a page share, by name
 LONG_NAME = 24  # characters
 NARROW = 38  # characters of a title that a phone shows in one line
+MOST_TICKS = 20  # more would run into one another
 MANY = 9  # points from which a description names only the ends
 
 
@@ -39,7 +38,6 @@ def lines(
     data: pd.DataFrame,
     x: str,
     title: str,
-    y: str = "value",
     color: str = "model",
     x_title: str = "",
     y_title: str = "",
@@ -49,24 +47,16 @@ def lines(
     zero: bool = True,
 ) -> alt.LayerChart:
     """A line with points and whiskers for each `color`; `log`: "x", "y" or "xy"; `values`: ticks of x."""
-    data = _whole(data, y)
+    data, y_title = _whole(data), y_title or label("value")
     ticks = values or sorted(set(data[x]))
-    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False), axis=_axis(ticks))
-    shown_y = alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale("y" in log, zero=zero))
+    axis = {"values": ticks} if len(ticks) <= MOST_TICKS else {}
+    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False), axis=axis)
+    shown_y = alt.Y("value:Q", title=y_title, scale=_scale("y" in log, zero=zero))
     base = alt.Chart(data).encode(x=shown_x, color=_color(data, color))
-    layers = [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title or label(y)), y2="high:Q"),
-        base.mark_line().encode(y=shown_y),
-        base.mark_point().encode(y=shown_y, shape=_shape(data, color), tooltip=_tips(data, x, y, color)),
-    ]
-    return _titled(alt.layer(*layers), title, subtitle, _read(data, x, y, color))
-
-
-def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -> alt.Chart:
-    """Points without whiskers, to place under a chart with `over`."""
-    base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
-    first = next(map(str, data[color]), "")
-    return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_colour_of(first) or GREY))
+    points = base.mark_point().encode(y=shown_y, shape=_shape(data, color), tooltip=_tips(data, x, color))
+    whiskers = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title), y2="high:Q")
+    layers = [whiskers, base.mark_line().encode(y=shown_y), points]
+    return titled(alt.layer(*layers), title, subtitle, _points(data, x, color))
 
 
 def over(*below: Any) -> alt.LayerChart:
@@ -83,7 +73,6 @@ def dots(
     data: pd.DataFrame,
     y: str,
     title: str,
-    x: str = "value",
     color: str = "model",
     x_title: str = "",
     log: str = "",
@@ -96,42 +85,45 @@ def dots(
 
     `apart`: points of one category are offset vertically by `color`.
     """
-    data = _whole(data, x)
-    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=zero))
+    data, x_title = _whole(data), x_title or label("value")
     base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None), color=_color(data, color))
     base = base.encode(yOffset=f"{color}:N") if apart else base
-    layers = [
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=x_title or label(x)), x2="high:Q"),
-        base.mark_point().encode(x=shown_x, shape=_shape(data, color), tooltip=_tips(data, y, x, color)),
-    ]
+    shown_x = alt.X("value:Q", title=x_title, scale=_scale("x" in log, zero=zero))
+    points = base.mark_point().encode(x=shown_x, shape=_shape(data, color), tooltip=_tips(data, y, color))
+    whiskers = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=x_title), x2="high:Q")
     rule = alt.Chart(pd.DataFrame({"at": [at]})).mark_rule(strokeDash=[4, 4], color=MUTED).encode(x="at:Q")
-    return _titled(alt.layer(*([rule] if at is not None else []), *layers), title, subtitle, _read(data, y, x, color))
+    layers = [*([rule] if at is not None else []), whiskers, points]
+    return titled(alt.layer(*layers), title, subtitle, _points(data, y, color))
 
 
 def bars(
     data: pd.DataFrame,
     y: str,
     title: str,
-    x: str = "value",
     color: str = "model",
     x_title: str = "",
     subtitle: str = "",
     labels: str = ".3~g",
 ) -> alt.LayerChart:
     """Horizontal bars with their number at the end, with whiskers where there is an interval."""
-    data = _whole(data, x)
-    shown_x = alt.X(f"{x}:Q", title=x_title or label(x))
-    shown_y = alt.Y(f"{y}:N", title=None, sort=None)
-    base = alt.Chart(data)
-    number = base.mark_text(align="left", dx=6).encode(x=alt.X("high:Q", title=x_title or label(x)), y=shown_y)
-    layers = [
-        base.mark_bar(opacity=0.85).encode(x=shown_x, y=shown_y, color=_color(data, color)),
-        base.mark_rule(strokeWidth=1.5, color=INK).encode(
-            x=alt.X("low:Q", title=x_title or label(x)), x2="high:Q", y=shown_y
-        ),
-        number.encode(text=alt.Text(f"{x}:Q", format=labels)),
-    ]
-    return _titled(alt.layer(*layers), title, subtitle, _read(data, y, x, color))
+    data, x_title = _whole(data), x_title or label("value")
+    base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
+    bar = base.mark_bar(opacity=0.85).encode(x=alt.X("value:Q", title=x_title), color=_color(data, color))
+    whiskers = base.mark_rule(strokeWidth=1.5, color=INK).encode(x=alt.X("low:Q", title=x_title), x2="high:Q")
+    number = base.mark_text(align="left", dx=6).encode(x=alt.X("high:Q", title=x_title))
+    layers = [bar, whiskers, number.encode(text=alt.Text("value:Q", format=labels))]
+    return titled(alt.layer(*layers), title, subtitle, _points(data, y, color))
+
+
+def bands(
+    data: pd.DataFrame, y: str, title: str, color: str = "model", x_title: str = "", subtitle: str = ""
+) -> alt.LayerChart:
+    """The prediction as a bar from `least` to `most`, and the measurement as a point with its whisker."""
+    data = _whole(data)
+    shown_x = alt.X("least:Q", title=x_title or label("value"), scale=_scale(log=True, zero=False))
+    bar = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None)).mark_bar(color="#c9ced6", height=14)
+    points = dots(data, y, title, color=color, x_title=x_title, log="x")
+    return titled(bar.encode(x=shown_x, x2="most") + points, title, subtitle, _points(data, y, color))
 
 
 def stacked(
@@ -139,7 +131,6 @@ def stacked(
     y: str,
     title: str,
     colors: dict[str, str],
-    x: str = "value",
     color: str = "what",
     x_title: str = "",
     y_title: str = "",
@@ -147,51 +138,22 @@ def stacked(
     subtitle: str = "",
 ) -> Chart:
     """Shares of a whole, one bar per `y`, in the order of `colors`; `row`: one panel per value."""
-    data = _plain(data)
-    data = data.assign(place=data[color].map(list(colors).index))
-    chart: Chart = (
-        alt.Chart(data)
-        .mark_bar()
-        .encode(
-            x=alt.X(f"{x}:Q", title=x_title or label(x), stack="normalize"),
-            y=alt.Y(f"{y}:O", title=y_title or label(y)),
-            color=alt.Color(
-                f"{color}:N", title=None, scale=alt.Scale(domain=list(colors), range=list(colors.values()))
-            ),
-            order="place:Q",
-            tooltip=[f"{y}:O", f"{color}:N", f"{x}:Q"],
-        )
+    data = _plain(data).assign(place=lambda table: table[color].map(list(colors).index))
+    bar = alt.Chart(data).mark_bar()
+    chart: Chart = bar.encode(
+        x=alt.X("value:Q", title=x_title or label("value"), stack="normalize"),
+        y=alt.Y(f"{y}:O", title=y_title or label(y)),
+        color=_colors(color, colors),
+        order="place:Q",
+        tooltip=[f"{y}:O", f"{color}:N", "value:Q"],
     )
     if row:
         header = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")  # long names would overlap
         chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None, header=header))
         chart = chart.resolve_scale(y="independent")
-    of = [row, color] if row else [color]
-    said = "; ".join(f"{' '.join(map(str, key))}: {group[x].sum():.3g}" for key, group in data.groupby(of, sort=False))
-    return _titled(chart, title, subtitle, said)
-
-
-def bands(
-    data: pd.DataFrame,
-    y: str,
-    title: str,
-    low: str = "least",
-    high: str = "most",
-    x: str = "value",
-    color: str = "model",
-    x_title: str = "",
-    log: str = "x",
-    subtitle: str = "",
-) -> alt.LayerChart:
-    """The prediction as a bar from `low` to `high`, and the measurement as a point with its whisker."""
-    data = _whole(data, x)
-    base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
-    scale = _scale("x" in log, zero=False)
-    bar = base.mark_bar(color="#c9ced6", height=14).encode(
-        x=alt.X(f"{low}:Q", title=x_title or label(x), scale=scale), x2=high
-    )
-    points = dots(data, y, title, x=x, color=color, x_title=x_title, log=log)
-    return _titled(bar + points, title, subtitle, _read(data, y, x, color))
+    groups = data.groupby([row, color] if row else [color], sort=False)["value"].sum()
+    said = "; ".join(f"{' '.join(map(str, key)) if row else key}: {value:.3g}" for key, value in groups.items())
+    return titled(chart, title, subtitle, said)
 
 
 def heat(
@@ -199,85 +161,21 @@ def heat(
     x: str,
     y: str,
     title: str,
+    colors: dict[str, str],
     color: str = "value",
     x_title: str = "",
     y_title: str = "",
     subtitle: str = "",
-    colors: dict[str, str] | None = None,
 ) -> alt.Chart:
-    """A field for each pair of `x` and `y`, filled by `color`: a number, or one of the `colors` given by name."""
-    data = _plain(data)
-    kind = "N" if colors else "Q"
-    scale = alt.Scale(domain=list(colors), range=list(colors.values())) if colors else alt.Undefined
-    chart = (
-        alt.Chart(data)
-        .mark_rect(stroke="white")
-        .encode(
-            x=alt.X(f"{x}:O", title=x_title or label(x)),
-            y=alt.Y(f"{y}:O", title=y_title or label(y)),
-            color=alt.Color(f"{color}:{kind}", title=None if colors else label(color), scale=scale),
-            tooltip=[f"{x}:O", f"{y}:O", f"{color}:{kind}"],
-        )
+    """A field for each pair of `x` and `y`, filled by `color`, one of the `colors` given by name."""
+    fields = alt.Chart(_plain(data)).mark_rect(stroke="white")
+    chart = fields.encode(
+        x=alt.X(f"{x}:O", title=x_title or label(x)),
+        y=alt.Y(f"{y}:O", title=y_title or label(y)),
+        color=_colors(color, colors),
+        tooltip=[f"{x}:O", f"{y}:O", f"{color}:N"],
     )
-    counted = [f"{n} {name}" for name, n in data[color].value_counts().items()]
-    said = ", ".join(counted) if colors else f"{len(data)} fields"
-    return _titled(chart, title, subtitle, said)
-
-
-def spans(
-    data: pd.DataFrame,
-    y: str,
-    title: str,
-    begin: str = "begin",
-    end: str = "end",
-    color: str = "what",
-    x_title: str = "",
-    subtitle: str = "",
-) -> alt.Chart:
-    """A timeline: bars from `begin` to `end` in the row of `y`."""
-    data = _plain(data)
-    chart = (
-        alt.Chart(data)
-        .mark_bar()
-        .encode(
-            x=alt.X(f"{begin}:Q", title=x_title or label(begin)),
-            x2=end,
-            y=alt.Y(f"{y}:N", title=None, sort=None),
-            color=_color(data, color),
-            tooltip=[f"{y}:N", f"{color}:N", f"{begin}:Q", f"{end}:Q"],
-        )
-    )
-    return _titled(chart, title, subtitle, f"{len(data)} spans on {data[y].nunique()} lines")
-
-
-def curves(
-    data: pd.DataFrame,
-    x: str,
-    y: str,
-    title: str,
-    color: str = "model",
-    x_title: str = "",
-    y_title: str = "",
-    log: str = "",
-) -> alt.Chart:
-    """Lines without points, such as laws or limits, to place under measured points with `over`."""
-    data = _plain(data)
-    line = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.8)
-    chart = line.encode(
-        x=alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False)),
-        y=alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale("y" in log, zero=False)),
-        color=_color(data, color),
-    )
-    return _titled(chart, title, "", _read(data, x, y, color))
-
-
-def levels(data: pd.DataFrame) -> str:
-    """What the bars of a chart of estimates are, for its subtitle: few processes carry no interval at 95 %."""
-    coverages = sorted(
-        {estimate.level for estimate, low in zip(data["estimate"], data["low"], strict=True) if low == low}
-    )
-    ends = " to ".join(f"{level:.0%}" for level in dict.fromkeys([*coverages[:1], *coverages[-1:]]))
-    return f"Bars: intervals at {ends}." if ends else ""
+    return titled(chart, title, subtitle, ", ".join(f"{n} {name}" for name, n in data[color].value_counts().items()))
 
 
 def _plain(data: pd.DataFrame) -> pd.DataFrame:
@@ -286,12 +184,17 @@ def _plain(data: pd.DataFrame) -> pd.DataFrame:
     return data.drop(columns=held)
 
 
-def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
+def _whole(data: pd.DataFrame) -> pd.DataFrame:
     """Data ready to draw: plain columns, with the value itself as bounds where there is no interval."""
     plain = _plain(data)
     for bound in ("low", "high"):
-        plain[bound] = plain[bound].fillna(plain[value]) if bound in plain else plain[value]
+        plain[bound] = plain[bound].fillna(plain["value"]) if bound in plain else plain["value"]
     return plain
+
+
+def _colors(name: str, colors: dict[str, str]) -> alt.Color:
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color(f"{name}:N", title=None, scale=scale)
 
 
 def _color(data: pd.DataFrame, name: str) -> alt.Color:
@@ -327,17 +230,13 @@ def _scale(log: bool, zero: bool) -> dict[str, Any]:  # plain, for altair copies
     return {"type": "log", "nice": False, "padding": 12} if log else {"zero": zero, "nice": zero}
 
 
-def _axis(ticks: list[Any]) -> dict[str, Any]:
-    return {"values": ticks} if len(ticks) <= 20 else {}  # more would run into one another
+def _tips(data: pd.DataFrame, name: str, color: str) -> list[Any]:
+    numbers = [alt.Tooltip(f"{each}:Q", format=".3~g") for each in ("value", "low", "high")]
+    return [f"{color}:N", f"{name}:{'Q' if pd.api.types.is_numeric_dtype(data[name]) else 'N'}", *numbers]
 
 
-def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:
-    numbers = [alt.Tooltip(f"{name}:Q", format=".3~g") for name in (y, "low", "high") if name in data]
-    typed = [f"{x}:{'Q' if pd.api.types.is_numeric_dtype(data[x]) else 'N'}"] if x in data and x != y else []
-    return [f"{color}:N", *typed, *numbers]
-
-
-def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
+def titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
+    """A chart under a title of lines that fit a phone; its description is the title and what is `said` of the data."""
     text: Any = {"text": _lines(title, NARROW), "subtitle": _lines(subtitle, NARROW + 8)}
     return chart.properties(title=text, description=f"{title} {said}.")
 
@@ -349,11 +248,11 @@ def _lines(text: str, most: int) -> list[str]:
     return [line for part in whole if part for line in wrap(part, len(part) // -(-len(part) // most) + 5)]
 
 
-def _read(data: pd.DataFrame, x: str, y: str, color: str) -> str:
+def _points(data: pd.DataFrame, x: str, color: str) -> str:
     """The points in words: all of a short series, else its two ends."""
     said = []
     for name, group in data.groupby(color, sort=False):
         few = group if len(group) <= MANY else group.iloc[[0, -1]]
-        points = ", ".join(f"{value:.3g} at {at}" for at, value in zip(few[x], few[y], strict=True))
+        points = ", ".join(f"{value:.3g} at {at}" for at, value in zip(few[x], few["value"], strict=True))
         said.append(f"{name}: {points}")
     return "; ".join(said)

@@ -1,27 +1,21 @@
 """The evidence before a study's numbers: where rows come from, which models, and whether they were correct."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
 from llama_meter.cells import AnyCell, OnModel
-from llama_meter.errors import StudyError
-from llama_meter.journal import LOCAL, REFERENCE
 from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
 from llama_meter.models.registry import GIVEN
-from llama_meter.stats import Estimate
-from plamo_study.arithmetic.ceilings import main_place, of_study, published
-from plamo_study.read import processors, usable
-from plamo_study.read.frame import build_name
-from plamo_study.read.judged import reach
-from plamo_study.read.recording import Recording
-from plamo_study.read.usable import disturbed_cells, marked_by, model_names
+from plamo_study.arithmetic.ceilings import of_study
+from plamo_study.read import frame
+from plamo_study.read.frame import build_name, disturbed_cells, machine_name, marked_by, model_names
+from plamo_study.read.recording import Recording, reach
 from plamo_study.show.findings import Finding
-from plamo_study.show.tables import Table, escaped, scaled
+from plamo_study.show.tables import Table, escaped
 from plamo_study.show.theme import NOTHING, ROWS_KEY
 
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
@@ -47,10 +41,6 @@ AGAINST = {  # what helps, by the mark; against other programs, an idle machine
     "low power": "Measure again without the mode that saves power.",
     "heat": "Measure again when it is cool.",
 }
-HERE = (
-    "**Measured here.** Sentences and titles of this page speak of the reference machine and its full-size files. "
-    "Pictures and tables show what was measured here, and the claims at the end set both side by side.\n\n"
-)
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNELS = {
     "CPU": "dot product of an array with itself",
@@ -59,7 +49,6 @@ READ_KERNELS = {
 }
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
 WHOLE = 2  # parts of a graph whose layers are all on a GPU
-Found = TypeVar("Found")
 
 
 def provenance(recording: Recording) -> Table:
@@ -67,44 +56,31 @@ def provenance(recording: Recording) -> Table:
     machines, engines = ([i for i in recording.rows[what].unique() if i] for what in ("machine", "engine"))
     entries = []
     for i in machines:
-        f, (os,) = recording.facts[i], _of_system(recording, "machine", i, {"os": "os"})
-        named = f"{_with_gpus(processors.processor(f), f)}, {processors.cores(f)}"
-        entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {os}"))
-        entries += [("GPU", f"{gpu['chip']}, through {backend(gpu['name'])}") for gpu in f.get("gpus", ())]
+        fact, system = recording.facts[i], _of_system(recording, "machine", i, "os")
+        named = f"{_with_gpus(frame.processor_name(fact), fact)}, {frame.cores(fact)}"
+        entries.append(("machine", f"{named}, {fact['memory_bytes'] / 2**30:.0f} GiB, {system}"))
+        entries += [("GPU", f"{gpu['chip']}, through {backend(gpu['name'])}") for gpu in fact.get("gpus", ())]
     for i in engines:
-        names = {"sha256": "engine_sha256", "description": "engine_description"}
-        f, (libraries, description) = recording.facts[i], _of_system(recording, "engine", i, names)
-        said = f"; {build_name(f)}: {description}" if f.get("corrects") else ""
-        entries.append(("engine", f"{f['binding']}, llama.cpp {commit(f)}, libraries {libraries[:12]}{said}"))
-    entries += [("cache", said) for said in _caches(recording.rows)]
-    entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
+        fact, libraries = recording.facts[i], _of_system(recording, "engine", i, "sha256")
+        of_build = f"; {build_name(fact)}: {_of_system(recording, 'engine', i, 'description')}"
+        said = f"{fact['binding']}, llama.cpp {commit(fact)}, libraries {libraries[:12]}"
+        entries.append(("engine", said + of_build * bool(fact.get("corrects"))))
+    caches = recording.rows[recording.rows["flash_attention"].notna()]  # where the engine told
+    caches = caches[["type_k", "type_v", "flash_attention"]].drop_duplicates().itertuples(index=False)
+    entries += [("cache", f"keys {k}, values {v}, flash attention {'on' if on else 'off'}") for k, v, on in caches]
+    entries.append(("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}"))
     if recording.left_out:
-        entries.append(
-            ("no time for", f"{len(recording.left_out)} cells: {', '.join(map(_named, recording.left_out))}")
-        )
+        cells = ", ".join(map(_named, recording.left_out))
+        entries.append(("no time for", f"{len(recording.left_out)} cells: {cells}"))
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
 
 
-def _caches(rows: pd.DataFrame) -> list[str]:
-    """Types of keys and values, and whether flash attention was on where the engine told."""
-    said = rows[rows["flash_attention"].notna()] if "flash_attention" in rows else rows.head(0)
-    kinds = said[["type_k", "type_v", "flash_attention"]].drop_duplicates().itertuples(index=False)
-    return [f"keys {k}, values {v}, flash attention {'on' if flash else 'off'}" for k, v, flash in kinds]
-
-
-def _of_system(recording: Recording, what: str, name: str, wanted: Mapping[str, str]) -> list[str]:
-    """What updates change of a machine or an engine: as their rows' systems have it, or as older facts have it.
-
-    `wanted`: names in older facts, with those in systems. After an update there are several values.
-    """
-    rows, fact = recording.rows, recording.facts[name]
-    systems = rows[rows[what] == name]["system"].unique() if "system" in rows else []
-    texts = []
-    for older, newer in wanted.items():
-        values = [recording.facts[i].get(newer, "") if i else fact.get(older, "") for i in systems]
-        values = values or [fact.get(older, "")]
-        texts.append(", ".join(dict.fromkeys(str(value) for value in values if value)))
-    return texts
+def _of_system(recording: Recording, what: str, name: str, wanted: str) -> str:
+    """What updates change of a machine or an engine: as the systems of its rows have it, or as older facts have it."""
+    fact, newer = recording.facts[name], wanted if what == "machine" else f"{what}_{wanted}"
+    systems = recording.rows.loc[recording.rows[what] == name, "system"].unique()
+    values = [recording.facts[i].get(newer, "") if i else fact.get(wanted, "") for i in systems]
+    return ", ".join(dict.fromkeys(str(value) for value in values if value))
 
 
 def _named(cell: AnyCell) -> str:
@@ -121,60 +97,36 @@ def weights_of(fact: dict[str, Any]) -> str:
     return "random" if fact["synthetic"] else "trained"
 
 
-def standing(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
-    """The result of `load` from this machine where rows are live, if any, else from the reference machine."""
-    return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
-
-
 def ceilings(recording: Recording) -> Table:
-    """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each.
-
-    The note holds an Apple chip's fastest reading against its published bandwidth.
-    """
+    """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each."""
     data = of_study(recording.rows)
     if data.empty:
         return Table(pd.DataFrame({"": [NOTHING]}))
-    factors, devices = [PER_SECOND[c] for c in data["ceiling"]], ["GPU" if n else "CPU" for n in data["n_gpu_layers"]]
-    shown = pd.DataFrame(
-        {
-            "ceiling": [CEILINGS[c] for c in data["ceiling"]],
-            "measured with": [
-                kernel if ceiling == "matmul" else READ_KERNELS.get(kernel, READ_KERNELS[device])
-                for ceiling, kernel, device in zip(data["ceiling"], data["kernel"], devices, strict=True)
-            ],
-            "device": devices,
-            "threads": data["n_threads"],
-            "best": [f"{best * f:.1f} {unit}" for best, (f, unit) in zip(data["best"], factors, strict=True)],
-            "median of processes": [scaled(f, ".1f")(e) for e, (f, _) in zip(data["usual"], factors, strict=True)],
-        }
-    )
-    return Table(shown, _beside_published(recording, data))
+    entries = []
+    for of in data.itertuples():
+        (factor, unit), device = PER_SECOND[of.ceiling], "GPU" if of.n_gpu_layers else "CPU"
+        reads = READ_KERNELS.get(of.kernel, READ_KERNELS[device])
+        entries.append(
+            {
+                "ceiling": CEILINGS[of.ceiling],
+                "measured with": of.kernel if of.ceiling == "matmul" else reads,
+                "device": device,
+                "threads": of.n_threads,
+                "best": f"{of.best * factor:.1f} {unit}",
+                "median of processes": f"{of.usual.scaled(factor):.1f}",
+            }
+        )
+    return Table(pd.DataFrame(entries))
 
 
-def _beside_published(recording: Recording, data: pd.DataFrame) -> str:
-    """What the maker says that an Apple chip reads, and the share of it that was reached; empty for other chips."""
-    machine = recording.facts.get(main_place(recording.rows).machine)
-    said = published(machine) if machine else None
-    if machine is None or said is None:
-        return ""
-    if said.bandwidth is None:
-        return f"{machine['chip']}: {said.why}. What was measured stands alone."
-    most = data[data["ceiling"] == "read"].groupby(data["n_gpu_layers"] != 0)["best"].max() / said.bandwidth
-    shares = [f"the {'GPU' if gpu else 'CPU'} reaches {share:.0%}" for gpu, share in most.sort_index().items()]
-    return (
-        f"Published for {machine['chip']} with {machine['gpu_cores']} GPU cores: {said.bandwidth / 1e9:g} GB/s "
-        f"({said.source}); {' and '.join(shares)} of it."
-    )
-
-
-def disturbed(rows: pd.DataFrame, what: str = "this was") -> str:
-    """The warning before a finding that uses disturbed rows, `what` was measured; empty where none are used."""
+def disturbed(rows: pd.DataFrame) -> str:
+    """The warning before a finding that uses disturbed rows; empty where none are used."""
     cells, every = disturbed_cells(rows)
     if not cells:
         return ""
     cause, met = _what_disturbed(rows)
     return (
-        f"**Disturbed: {met} while {what} measured.** Of {every} cells {cells} "
+        f"**Disturbed: {met} while this was measured.** Of {every} cells {cells} "
         f"{'has' if cells == 1 else 'have'} fewer than {LEAST_BLOCKS} undisturbed processes, and "
         f"{'its' if cells == 1 else 'their'} numbers are a disturbed machine's. "
         f"{AGAINST.get(cause, 'Measure again when it is idle.')}\n\n"
@@ -183,7 +135,7 @@ def disturbed(rows: pd.DataFrame, what: str = "this was") -> str:
 
 def _what_disturbed(rows: pd.DataFrame) -> tuple[str, str]:
     """The most frequent mark of the marked rows that are used all the same, and in words with its size."""
-    used = usable.usable(rows[rows["block"] >= 0])
+    used = frame.usable(rows[rows["block"] >= 0])
     causes = marked_by(used)
     cause = str(causes[causes != ""].mode().iloc[0])
     met = used.loc[causes == cause, cause] if cause in used else pd.Series(dtype=float)
@@ -197,7 +149,7 @@ def chips(recording: Recording) -> str:
 
 def chip(machine: dict[str, Any]) -> str:
     """A machine by its processor, the cores used and, where the engine found some, its GPUs."""
-    return _with_gpus(processors.machine(machine), machine)
+    return _with_gpus(machine_name(machine), machine)
 
 
 def _with_gpus(name: str, machine: dict[str, Any]) -> str:
@@ -205,9 +157,11 @@ def _with_gpus(name: str, machine: dict[str, Any]) -> str:
     return " + ".join(dict.fromkeys(names))  # a chip that is CPU and GPU is named once
 
 
-def devices(rows: pd.DataFrame) -> str:
-    """What computed some rows: "GPU", "CPU", or "GPU and CPU"."""
-    offloaded = set(rows["n_gpu_layers"] != 0)
+def _shared(recording: Recording) -> str:
+    """What computed on machines that have a GPU: "GPU", "CPU", or "GPU and CPU"; "" on others."""
+    if not any(recording.facts[i].get("gpus") for i in recording.rows["machine"].unique()):
+        return ""
+    offloaded = set(recording.rows["n_gpu_layers"] != 0)
     return " and ".join(name for name, gpu in (("GPU", True), ("CPU", False)) if gpu in offloaded)
 
 
@@ -217,7 +171,7 @@ def returned(rows: pd.DataFrame) -> str:
     Such a model's graph has two parts: the CPU looks the tokens up, and the GPU does the rest. An operator that the GPU
     lacks cuts it into more. Rows that were recorded before their graphs' parts were counted say nothing.
     """
-    whole = rows[(rows["n_gpu_layers"] < 0) & rows["splits"].notna()] if "splits" in rows else rows.head(0)
+    whole = rows[(rows["n_gpu_layers"] < 0) & rows["splits"].notna()]
     cut = whole[whole["splits"].map(lambda parts: max(parts) > WHOLE).astype(bool)]
     if cut.empty:
         return ""
@@ -226,16 +180,6 @@ def returned(rows: pd.DataFrame) -> str:
         f"In {len(cut):,} of {len(whole):,} rows of the GPU ({names}) the CPU did operators that the GPU lacks: graphs "
         f"in up to {most} parts, where a GPU that does everything needs {WHOLE}. "
     )
-
-
-def verified(recording: Recording) -> Markdown:
-    """One line under a page's finding: how many rows were correct, and their machine and files.
-
-    For a page whose sentences speak of the reference machine, which it says where its rows are others'.
-    """
-    here = HERE if recording.source == "live" else ""
-    said = f"{disturbed(recording.rows)}{here}{_rows(recording)}"
-    return Markdown(said, metadata={ROWS_KEY: about(recording)})
 
 
 def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
@@ -250,29 +194,26 @@ def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
 
 
 def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
-    """The same line for a page that is true of any rows; `of`: whose rows, where the page draws others too.
+    """One line: how many rows were correct, their machine and files; `of`: whose rows, where the page draws others too.
 
     `judged`: how many were right, for rows whose verdicts are made from several of them.
     """
-    return Markdown(f"{disturbed(recording.rows)}{_rows(recording, of, judged)}", metadata={ROWS_KEY: about(recording)})
-
-
-def _rows(recording: Recording, of: str = "", judged: str = "") -> str:
     rows, facts = recording.rows, recording.facts
     kinds = [weights_of(facts[name]) for name in model_names(rows) if name in facts]  # else no file was written
-    threads = rows["n_threads"].max()
-    types = _types(rows[rows["model"] != ""]).removesuffix(" of")
-    weights = f"{' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types}"
-    shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
-    where = chips(recording) + (f", {devices(rows)}" if shared else "")
+    threads, counts = int(rows["n_threads"].max()), rows[rows["model"] != ""]["dtype"].value_counts()
+    types = counts.index[0] if 2 * counts.max() >= counts.sum() > 0 else f"{len(counts)} types"
+    where = ", ".join(filter(None, (chips(recording), _shared(recording))))
     size = "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
-    place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {size} ({weights})"
-    return f"*{judged or computed(rows, of)} {depths(rows)}{returned(rows)}{place}.*"
+    said = (
+        f"{judged or computed(rows, of)} {depths(rows)}{returned(rows)}{where}, {threads} thread{'s' * (threads > 1)}; "
+        f"{size} ({' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types})."
+    )
+    return Markdown(f"{disturbed(rows)}*{said}*", metadata={ROWS_KEY: about(recording)})
 
 
 def depths(rows: pd.DataFrame) -> str:
     """A sentence: how the oracle judged the least judged file of these rows, and how many rows go beyond."""
-    of = rows[(rows["model"] != "") & (rows["judged"] > 0)] if "judged" in rows else rows.head(0)
+    of = rows[(rows["model"] != "") & (rows["judged"] > 0)]
     if of.empty:
         return ""
     further = of[reach(of) > of["judged"]]
@@ -295,21 +236,14 @@ def about(recording: Recording) -> dict[str, Any]:
     rows = recording.rows
     engines = [recording.facts[i] for i in rows["engine"].unique() if i]
     days = sorted(str(started)[:10] for started in rows["started"])
-    shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
     return {
         "source": recording.source,
         "machine": chips(recording),
-        "device": devices(rows) if shared else "",
+        "device": _shared(recording),
         "engine": " and ".join(dict.fromkeys(f"llama.cpp {commit(fact)}" for fact in engines)),
         "days": list(dict.fromkeys((*days[:1], *days[-1:]))),
         "version": metadata.version("plamo-study"),
     }
-
-
-def _types(rows: pd.DataFrame) -> str:
-    """The type of most of these rows, or the number of types."""
-    counts = rows["dtype"].value_counts()
-    return str(counts.index[0]) if 2 * counts.max() >= len(rows) > 0 else f"{len(counts)} types of"
 
 
 def computed(rows: pd.DataFrame, of: str = "") -> str:
@@ -341,16 +275,13 @@ def _cells(group: pd.DataFrame) -> str:
     return " and ".join(sorted(set(group["workload"]))) + (", prompts that share a call" if packed else "")
 
 
-def guessed(guess: float, measured: Estimate | pd.DataFrame) -> Markdown:
+def guessed(guess: float, measured: pd.DataFrame) -> Markdown:
     """A guess of a factor, the parameter's, beside the measured one."""
-    if isinstance(measured, pd.DataFrame):
-        if measured.empty:
-            return Markdown("*What was guessed was not measured here.*")
-        measured = measured["estimate"].iloc[0]
-    if not 0 < guess < math.inf:
-        raise StudyError(f"guess {guess:g}", "is no number of times", "-p guess 10")
-    off = max(guess / measured.value, measured.value / guess)
+    if measured.empty:
+        return Markdown("*What was guessed was not measured here.*")
+    ratio = measured["estimate"].iloc[0]
+    off = max(guess / ratio.value, ratio.value / guess)
     return Markdown(
-        f"The guess: a factor of **{guess:g}** (`-p guess` makes it yours). Measured: **{measured:.1f}**. "
+        f"The guess: a factor of **{guess:g}** (`-p guess` makes it yours). Measured: **{ratio:.1f}**. "
         f"Off by a factor of {off:.1f}."
     )

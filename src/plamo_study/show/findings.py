@@ -18,35 +18,26 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from llama_meter.errors import StudyError
+from llama_meter.stats import Estimate
 from plamo_study.show.tables import Table, escaped, significant
-from plamo_study.stats import estimates
-from plamo_study.stats.estimates import NUMBERS
+from plamo_study.stats.estimates import NUMBERS, claim, family
 
-FINDINGS = "plamo_study_findings"  # key of an output's metadata with its lines, for documents
-METADATA = "plamo_study_claims"  # the same of questions and answers
 ANSWERS = {"holds": "yes", "does not hold": "no", "inconclusive": "inconclusive"}
 NUMERIC = {"estimate", "first", "second", "noise", *NUMBERS}
 Line = dict[str, Any]
 
 
 class Finding(Markdown):
-    """Lines with numbers in them, in bold. Its output also holds them as data, for documents."""
+    """Lines with numbers in them, in bold; several become a list. `about` becomes metadata of the output."""
 
     def __init__(self, lines: Sequence[str], otherwise: str = "", band: str = "", about: Line | None = None):
-        self.lines, self.about = list(lines), about or {}
         said = [f"**{line}**" for line in lines] or ([f"*Not measured here. {otherwise}*"] if otherwise else [""])
-        super().__init__(band + (said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said)))
-
-    def _repr_markdown_(self) -> Any:
-        return self.data, {FINDINGS: self.lines, **self.about}
+        text = said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said)
+        super().__init__(band + text, metadata=about)
 
 
 def finding(*lines: str, otherwise: str = "") -> Finding:
-    """Lines with numbers in them; several become a list.
-
-    `otherwise`: what is said where there are none: the command that measures it.
-    """
+    """Lines with numbers in them. `otherwise`: what is said where there are none: the command that measures it."""
     return Finding(lines, otherwise)
 
 
@@ -63,67 +54,28 @@ def number(value: float) -> str:
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
-def question(
-    sentence: str,
-    data: pd.DataFrame,
-    above: float | None = None,
-    below: float | None = None,
-    between: tuple[float, float] | None = None,
-    why: str = "",
-) -> list[Line]:
-    """A question about each line of `data`, as `estimate` and `compare` return it; one threshold.
+def question(sentence: str, data: pd.DataFrame, why: str = "", **threshold: Any) -> list[Line]:
+    """A question about each line of `data`, as `estimate` and `compare` return it; the threshold as `claim` takes it.
 
-    `why`: why the threshold is this one. Raises StudyError unless there is exactly one threshold.
+    `why`: why the threshold is this one.
     """
-    given = [threshold for threshold in (above, below, between) if threshold is not None]
-    if len(given) != 1:
-        raise StudyError(f"question {sentence!r}", f"has {len(given)} thresholds", "give one of above, below, between")
     lines = []
     for row in data.to_dict("records"):
-        of, estimate = ", ".join(str(value) for key, value in row.items() if key not in NUMERIC), row["estimate"]
-        if above is not None:
-            line = estimates.above(sentence, of, estimate, above)
-        elif below is not None:
-            line = estimates.below(sentence, of, estimate, below)
-        else:
-            line = estimates.within(sentence, of, estimate, *(between or (0, 0)))
-        lines.append(line | {"why": why})
+        of = ", ".join(str(value) for key, value in row.items() if key not in NUMERIC)
+        lines.append(claim(sentence, of, row["estimate"], **threshold) | {"why": why})
     return lines
 
 
-class Questions(Table):
-    """The questions of a section or a page. Its output also holds them as data, for tests and documents."""
-
-    def __init__(self, lines: list[Line]):
-        family = estimates.family(lines).to_dict("records") if lines else []
-        self.lines = [
-            {
-                "claim": line["claim"],
-                "of": line["model"],
-                "figure": figure(line),
-                "needed": line["wanted"],
-                "why": why,
-                "verdict": ANSWERS[line["verdict"]],
-            }
-            for line, why in zip(family, [line["why"] for line in lines], strict=True)
-        ]
-        shown = pd.DataFrame([{"": "Nothing that a question is about was measured here."}])
-        if lines:
-            whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
-            heads = {"claim": "question", "of": "of", "figure": "measured", "asked": "asked", "verdict": "answer"}
-            shown = pd.DataFrame(self.lines).assign(asked=whys)[[*heads]].rename(columns=heads)
-        super().__init__(shown)
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        data = {"text/html": self._repr_html_(), "text/markdown": self._repr_markdown_(), "text/plain": repr(self)}
-        return data, {METADATA: self.lines}
-
-
-def questions(*asked: Sequence[Line]) -> Questions:
+def questions(*lines: Sequence[Line]) -> Table:
     """All questions of a section in one table."""
-    return Questions([line for lines in asked for line in lines])
+    asked = [line for several in lines for line in several]
+    whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in asked]
+    shown = family(asked).rename(columns={"claim": "question", "model": "of"})
+    shown = shown.assign(measured=shown["estimate"].map(figure), asked=whys, answer=shown["verdict"].map(ANSWERS))
+    note = "" if asked else "Nothing that a question is about was measured here."
+    return Table(shown[["question", "of", "measured", "asked", "answer"]], note)
 
 
-def figure(line: Line) -> str:
-    """A line's estimate as text; where processes are few, their range."""
-    return significant(3)(line["estimate"]) if line["estimate"] is not None else ""
+def figure(estimate: Estimate | None) -> str:
+    """An estimate as text; where processes are few, their range; "" for none."""
+    return significant(estimate) if estimate is not None else ""

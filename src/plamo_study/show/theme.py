@@ -5,8 +5,6 @@ The Vega-Lite spec is in the output's metadata under `SPEC_KEY`, where `publish`
 interactively. It is metadata because nbformat demands a *string* for a MIME type that ends in `.json` (altair 6's own
 `application/vnd.vegalite.v6.json` holds an object, and so papermill cannot save the notebook), and because nbval
 compares data but not metadata: it checks the description and leaves pixels and rounding alone.
-
-This module does not know the content of charts; the figures do.
 """
 
 import base64
@@ -16,7 +14,6 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from llama_meter.errors import StudyError
 from plamo_study.show import png
 
 SPEC_KEY = "plamo_study_vegalite"
@@ -32,6 +29,10 @@ CATEGORIES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", 
 """Okabe and Ito's colour-blind safe set (2008), its yellow darkened to be seen on white, black replaced by grey."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 SEQUENTIAL = ["#e8f1f8", "#a6cbe3", "#56a0cc", "#0072b2", "#00406b"]
+WORDS = {"labelColor": INK, "labelFontSize": 12, "titleColor": MUTED, "titleFontSize": 12, "titleFontWeight": 400}
+TITLE = {"fontSize": 16, "fontWeight": 600, "color": INK, "subtitleFontSize": 13, "subtitleColor": MUTED}
+AXIS = {"gridColor": GRID, "domainColor": MUTED, "ticks": False, "labelPadding": 6, "titlePadding": 10}
+LEGEND = {"orient": "top", "symbolSize": 90, "symbolStrokeWidth": 1, "symbolOpacity": 1, "labelLimit": 320}
 
 NOTHING = "nothing of this was measured here"
 
@@ -53,43 +54,13 @@ def theme() -> alt.theme.ThemeConfig:
         "padding": 12,
         "font": FONT,
         "view": {"continuousWidth": 560, "continuousHeight": 300, "discreteWidth": 560, "stroke": None},
-        "title": _title(),
-        "axis": _axis(),
+        "title": {"anchor": "start", "frame": "group", **TITLE, "offset": 12},
+        "axis": {**WORDS, **AXIS},
         "axisX": {"grid": False, "ticks": True, "tickColor": GRID, "labelAngle": 0},
         "axisY": {"domain": False},
-        "legend": _legend(),
+        "legend": {**WORDS, **LEGEND},
         "header": {"labelFontSize": 13, "labelColor": INK, "titleFontSize": 13, "titleColor": INK},
         "range": {"category": CATEGORIES, "symbol": SHAPES, "heatmap": SEQUENTIAL, "ramp": SEQUENTIAL},
-        **_marks(),
-    }
-    return {"config": config}  # type: ignore[typeddict-item]  # plain data: altair checks it against its schema
-
-
-def _title() -> dict[str, Any]:
-    return {
-        "anchor": "start",
-        "frame": "group",
-        "fontSize": 16,
-        "fontWeight": 600,
-        "color": INK,
-        "subtitleFontSize": 13,
-        "subtitleColor": MUTED,
-        "offset": 12,
-    }
-
-
-def _axis() -> dict[str, Any]:
-    text = {"labelColor": INK, "labelFontSize": 12, "titleColor": MUTED, "titleFontSize": 12, "titleFontWeight": 400}
-    return {**text, "gridColor": GRID, "domainColor": MUTED, "ticks": False, "labelPadding": 6, "titlePadding": 10}
-
-
-def _legend() -> dict[str, Any]:
-    text = {"labelColor": INK, "labelFontSize": 12, "titleColor": MUTED, "titleFontSize": 12, "titleFontWeight": 400}
-    return {**text, "orient": "top", "symbolSize": 90, "symbolStrokeWidth": 1, "symbolOpacity": 1, "labelLimit": 320}
-
-
-def _marks() -> dict[str, Any]:
-    return {
         "line": {"strokeWidth": 2.5},
         "point": {"size": 70, "filled": True, "opacity": 1},
         "bar": {"color": CATEGORIES[0]},
@@ -97,32 +68,16 @@ def _marks() -> dict[str, Any]:
         "text": {"color": INK, "fontSize": 12},
         "errorbar": {"thickness": 1.5, "ticks": True},
     }
-
-
-def alt_text(spec: dict[str, Any]) -> str:
-    """The alt text of a Vega-Lite spec's picture: its description.
-
-    Raises StudyError when there is none: no picture may be shown without words.
-    """
-    words = " ".join(str(spec.get("description") or "").split())
-    if not words:
-        raise StudyError(
-            "chart without a description",
-            "it becomes the alt text of the picture, for readers who cannot see it",
-            "add .properties(description='what is drawn and what it shows') to the chart",
-        )
-    return words
+    return {"config": config}  # type: ignore[typeddict-item]  # plain data: altair checks it against its schema
 
 
 def mimebundle(spec: dict[str, Any], **_: Any) -> MimeBundle:
     """Turn a Vega-Lite spec into the data and metadata of one notebook output.
 
     The picture has 144 pixels per inch, twice the density of a CSS pixel here; `width` and `height` are CSS pixels.
-    The same spec and the same vl-convert give the same bytes.
-
-    Raises StudyError when the chart has no description.
+    The same spec and the same vl-convert give the same bytes. Its words are the chart's description.
     """
-    words = alt_text(spec)
+    words = " ".join(str(spec.get("description") or "A chart").split())
     try:
         picture = png.compact(vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, ppi=PPI))
     except ValueError:  # an empty picture has no size

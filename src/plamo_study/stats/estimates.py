@@ -1,19 +1,38 @@
-"""Frames in, estimates and verdicts out: medians over processes, ratios paired by block, claims against thresholds."""
+"""Frames in, estimates and verdicts out: medians over processes, ratios paired by block, shares and sums over chunks.
+
+For tokens in chunks the unit is the chunk, never the token, since neighbouring tokens are alike. Neighbouring chunks of
+one text are alike too: an interval holds for texts like this one.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import special
 
 from llama_meter import stats
 from llama_meter.errors import StudyError
-from llama_meter.stats import CONFIDENCE, Claim, Estimate
-from plamo_study.stats import clustered
+from llama_meter.stats import CONFIDENCE, Estimate, t_quantile, t_test
 
 NS = 1e9
+NAN = float("nan")
+Numbers = Sequence[float] | np.ndarray
+SUM_LEVELS = (  # least number of chunks, and the lowest coverage of their interval, simulated at commit 53f8ee5
+    (32, 0.95),
+    (24, 0.90),
+    (20, 0.85),
+    (16, 0.80),
+    (12, 0.70),
+    (8, 0.60),
+    (3, 0.55),
+)
+NUMBERS = ["value", "low", "high", "n"]  # an estimate's numbers, as columns for pandas and altair
+OWN = {"key", "value", "samples", "order", "replicate", "verdict", "disturbed", "usable", "drift", "failure"}
+COLUMNS = ["claim", "model", "estimate", "wanted", "verdict", "p", "p_adjusted"]
 
 
-def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate:
+def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> Estimate:
     """Ratio of two series by block, over the blocks that both have."""
     both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
     return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
@@ -29,10 +48,6 @@ def events(
         for event in of_row(row)
     ]
     return pd.DataFrame(lines, columns=[*carried, *names])
-
-
-NUMBERS = ["value", "low", "high", "n"]  # an estimate's numbers, as columns for pandas and altair
-OWN = {"key", "value", "samples", "order", "replicate", "verdict", "disturbed", "usable", "drift", "failure"}
 
 
 def estimate(
@@ -122,19 +137,18 @@ def _groups(
 
     Raises StudyError where two lines of a group share a block: they belong to two cells.
     """
-    twice = frame.duplicated([*names, "machine", "block"], keep=False)
-    if twice.any():
-        mixed = frame[twice]
+    mixed = frame[frame.duplicated([*names, "machine", "block"], keep=False)]
+    if len(mixed):
         group = next(iter(mixed.groupby(names, dropna=False)))[1] if names else mixed
         varying = [name for name in group if name not in OWN | {"block"} and group[name].astype(str).nunique() > 1]
-        if not varying and "usable" in group and not group["usable"].all():
-            why = "a group holds a block twice, once as it was measured again"
-            raise StudyError(what, why, "keep the rows that count: m[m.usable]")
-        raise StudyError(
-            what,
-            f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
-            "choose one of each with .query(...), or name the columns in by=",
+        again = not varying and "usable" in group and not group["usable"].all()
+        why = (
+            "holds a block twice, once as it was measured again"
+            if again
+            else f"mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}"
         )
+        fix = "choose one of each with .query(...), or name the columns in by="
+        raise StudyError(what, f"a group {why}", "keep the rows that count: m[m.usable]" if again else fix)
     frame = frame[[*dict.fromkeys([*names, "machine", "block", "value", *others])]]  # groups of few columns are cheap
     if not names:
         return [((), frame)] if len(frame) else []
@@ -145,35 +159,119 @@ def _by_block(group: pd.DataFrame) -> dict[tuple[str, int], float]:
     return dict(zip(zip(group["machine"], group["block"], strict=True), group["value"].tolist(), strict=True))
 
 
-COLUMNS = ["claim", "model", "estimate", "wanted", "verdict", "p", "p_adjusted"]
+# ------------------------------------------------------------------ claims
 
 
-def above(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
-    """The claim that a quantity exceeds `threshold`."""
-    return _claim(claim, model, estimate, f"above {threshold:g}", estimate.above(threshold), estimate.p(threshold))
+def claim(
+    sentence: str,
+    of: str,
+    estimate: Estimate,
+    above: float | None = None,
+    below: float | None = None,
+    between: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """The claim that a quantity exceeds, or is below, a threshold, or lies between two; exactly one of them.
 
-
-def below(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
-    """The claim that a quantity is below `threshold`."""
-    return _claim(claim, model, estimate, f"below {threshold:g}", estimate.below(threshold), estimate.p(threshold))
-
-
-def within(claim: str, model: str, estimate: Estimate, low: float, high: float) -> dict[str, Any]:
-    """The claim that a quantity lies in [low, high]: "the same", as two one-sided tests.
-
-    Of both bounds the one that is harder to rule out decides: inside, both have to be; outside, it is the nearer one.
+    Between: "the same", as two one-sided tests. Of both bounds the one that is harder to rule out decides: inside, both
+    have to be; outside, it is the nearer one.
     """
-    p = max(estimate.p(low), estimate.p(high))
-    return _claim(claim, model, estimate, f"{low:.3g} to {high:.3g}", estimate.within(low, high), p)
+    if above is not None:
+        wanted, verdict, p = f"above {above:g}", estimate.above(above), estimate.p(above)
+    elif below is not None:
+        wanted, verdict, p = f"below {below:g}", estimate.below(below), estimate.p(below)
+    else:
+        low, high = between or (NAN, NAN)
+        wanted, verdict = f"{low:.3g} to {high:.3g}", estimate.within(low, high)
+        p = max(estimate.p(low), estimate.p(high))
+    return {"claim": sentence, "model": of, "estimate": estimate, "wanted": wanted, "verdict": verdict, "p": p}
 
 
-def family(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def family(claims: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The claims of one table, corrected for their number; columns COLUMNS, `p_adjusted` after the correction."""
-    table = pd.DataFrame(entries, columns=COLUMNS[:-1])
-    table["p_adjusted"] = clustered.adjusted(table["p"].tolist())
+    table = pd.DataFrame(claims, columns=COLUMNS[:-1])
+    table["p_adjusted"] = adjusted(table["p"].tolist())
     table.loc[~(table["p_adjusted"] <= 1 - CONFIDENCE), "verdict"] = "inconclusive"
     return table
 
 
-def _claim(claim: str, model: str, estimate: Estimate, wanted: str, verdict: Claim, p: float) -> dict[str, Any]:
-    return {"claim": claim, "model": model, "estimate": estimate, "wanted": wanted, "verdict": verdict, "p": p}
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """Benjamini-Hochberg-adjusted p-values in the given order; NaN stays NaN and does not count.
+
+    Each is the smallest of p · n / rank over the p-values that are no smaller (Benjamini and Hochberg 1995).
+    """
+    p = np.array(p_values, float)
+    tested = ~np.isnan(p)
+    order = np.flatnonzero(tested)[np.argsort(p[tested])[::-1]]  # the largest first
+    ranks = np.arange(len(order), 0, -1)
+    p[order] = np.minimum.accumulate(np.minimum(p[order] * len(order) / ranks, 1))
+    return p.tolist()
+
+
+# ------------------------------------------------------------------ shares, and sums over chunks
+
+
+def rate(successes: int, n: int) -> Estimate:
+    """A share of `n` independent trials with its exact (Clopper-Pearson) interval."""
+    if not n:
+        return Estimate(NAN, NAN, NAN, 0)
+    outside, failures = (1 - CONFIDENCE) / 2, n - successes
+    low = special.betaincinv(successes, failures + 1, outside) if successes else 0.0
+    high = special.betaincinv(successes + 1, failures, 1 - outside) if failures else 1.0
+    units = (1.0,) * successes + (0.0,) * failures
+    return Estimate(successes / n, float(low), float(high), n, units=units, in_logs=False, success=1.0)
+
+
+def ratio_of_sums(numerators: Numbers, denominators: Numbers) -> Estimate:
+    """Ratio of two sums: a mean per token when the denominators count tokens.
+
+    The interval is Student's, of the linearised ratio (Cochran 1977, section 6), after Hall's transformation, which
+    removes the chunks' skewness (Hall 1992, "On the removal of skewness by transformation"). Its level is one of
+    SUM_LEVELS: heavy tails take some thirty chunks to show.
+    """
+    above, below = np.asarray(numerators, float), np.asarray(denominators, float)
+    n = len(above)
+    value = float(above.sum() / below.sum()) if n else NAN
+    if n < 3:
+        return Estimate(value, NAN, NAN, n)
+    off = (above - value * below) / below.mean()
+    error = float(off.std(ddof=1)) / n**0.5
+    if not error:
+        return Estimate(value, value, value, n)
+    skewness = float((off**3).sum() * n / ((n - 1) * (n - 2))) / (error**3 * n**2)
+    low, high = (value - error * _unskewed(side * t_quantile(n - 1), skewness) for side in (1, -1))
+    level = next(level for least, level in SUM_LEVELS if n >= least)
+    return Estimate(value, low, high, n, level, tuple((value + off).tolist()), in_logs=False)
+
+
+def _unskewed(t: float, skewness: float) -> float:
+    """Inverse of Hall's transformation t + g t^2 / 3 + g^2 t^3 / 27 + g / 6, with g the skewness over sqrt(n)."""
+    if abs(skewness) < 1e-9:
+        return t
+    return float(3 / skewness * (np.cbrt(1 + skewness * (t - skewness / 6)) - 1))
+
+
+def quantile(q: float, below: Numbers, tokens: Numbers, grid: Sequence[float], values: Sequence[float]) -> Estimate:
+    """The q-quantile over tokens; `values` are quantiles at `grid`, `below` counts each chunk's tokens up to it.
+
+    The interval of the share below is converted to one of the quantile, as in Woodruff 1952 ("Confidence intervals
+    for medians and other position measures"). NaN bounds where it reaches past the largest value.
+    """
+    share, value = ratio_of_sums(below, tokens), float(np.interp(q, grid, values))
+    if np.isnan(share.low) or share.value + q - share.low >= 1:
+        return Estimate(value, NAN, NAN, share.n)
+    low, high = np.interp([share.value + q - share.high, share.value + q - share.low], grid, values)
+    return Estimate(value, min(float(low), value), max(float(high), value), share.n, share.level)
+
+
+def mapped(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
+    """An estimate after an increasing function, applied to its bounds too."""
+    value, low, high = map(function, (estimate.value, estimate.low, estimate.high))
+    return Estimate(value, low, high, estimate.n, estimate.level)
+
+
+def p_value(differences: Numbers) -> float:
+    """Two-sided p that differences per chunk have the mean 0 (paired t test); 1 where all are 0, NaN below two."""
+    values = np.asarray(differences, float)
+    if len(values) < 2:
+        return NAN
+    return t_test(values) if values.any() else 1.0

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from llama_meter.cells import LADDER
-from plamo_study.read.frame import WITH_WINDOW
-from plamo_study.read.usable import usable
+from plamo_study.read.frame import WITH_WINDOW, usable
 from plamo_study.stats.estimates import NS, compare, events
 
 PHASES = ("prefill", "decode")

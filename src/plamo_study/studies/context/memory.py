@@ -6,8 +6,8 @@ import pandas as pd
 from llama_meter.cells import WHOLE_WINDOW
 from plamo_study.arithmetic import roofline
 from plamo_study.arithmetic.roofline import Model
-from plamo_study.read.usable import usable
-from plamo_study.stats import clustered
+from plamo_study.read.frame import usable
+from plamo_study.stats import estimates
 
 PLAIN = "off/f16/f16"
 KINDS = ["model", "whole", "kind", "kv", "state", "compute", "room", "n_ubatch"]
@@ -46,7 +46,7 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
     for row in scored.drop_duplicates("model", keep="last").itertuples():  # chunks give the interval, not processes
         tokens = np.asarray(row.series["tokens"], float)
         for name in row.caches:
-            kld = clustered.ratio_of_sums(row.series[f"kld/{name}"], tokens)
+            kld = estimates.ratio_of_sums(row.series[f"kld/{name}"], tokens)
             entries.append({"model": row.model, "kind": name, "kld": kld})
     return pd.DataFrame(entries, columns=["model", "kind", "kld"])
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from llama_meter.stats import Estimate
-from plamo_study.stats import clustered
-from plamo_study.stats.clustered import mapped, ratio_of_sums
+from plamo_study.stats import estimates
+from plamo_study.stats.estimates import mapped, ratio_of_sums
 from plamo_study.studies.quantization.divergence import GRID
 
 NAN = float("nan")
@@ -93,7 +93,7 @@ def pairs(rows: pd.DataFrame, wanted: Iterable[tuple[str, str, str]]) -> pd.Data
     by_model = {evaluation.model: evaluation for evaluation in evaluated(rows)}
     lines = [_pair(by_model[model], a, b) for model, a, b in wanted]
     paired = pd.DataFrame(lines, columns=PAIRED)
-    return paired.assign(p_adjusted=clustered.adjusted(paired["p"].tolist()))
+    return paired.assign(p_adjusted=estimates.adjusted(paired["p"].tolist()))
 
 
 def _line(evaluation: Evaluated, name: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _against_reference(evaluation: Evaluated, name: str, valid: bool) -> dict[st
     below, at = evaluation.of(f"below/{name}", str(FAR)), evaluation.series[f"quantiles/{name}"]
     return {
         "kld": ratio_of_sums(evaluation.of("kld", name), tokens),
-        "kld_99": clustered.quantile(FAR, below, tokens, GRID, at),
+        "kld_99": estimates.quantile(FAR, below, tokens, GRID, at),
         "same_top": ratio_of_sums(evaluation.of("same_top", name), tokens),
         "rms_dp": mapped(ratio_of_sums(evaluation.of("dp2", name), tokens), lambda square: float(np.sqrt(square))),
     }
@@ -125,7 +125,7 @@ def _loops(evaluation: Evaluated, name: str, valid: bool) -> Estimate:
     if f"loop/{name}" not in evaluation.series or not valid:
         return UNKNOWN
     looped = evaluation.of("loop", name) > 0
-    return clustered.rate(int(looped.sum()), len(looped))
+    return estimates.rate(int(looped.sum()), len(looped))
 
 
 def _pair(evaluation: Evaluated, a: str, b: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _pair(evaluation: Evaluated, a: str, b: str) -> dict[str, Any]:
         "b": b,
         "kld_saved": ratio_of_sums(saved, evaluation.tokens),
         "share": ratio_of_sums(saved, evaluation.of("kld", a)),
-        "p": clustered.p_value(per_token),
+        "p": estimates.p_value(per_token),
     }
 
 

@@ -17,8 +17,7 @@ from llama_meter.errors import StudyError
 from plamo_study.arithmetic import ceilings, roofline
 from plamo_study.arithmetic.ceilings import Place
 from plamo_study.arithmetic.roofline import Ceilings, Model, miss
-from plamo_study.read.processors import device
-from plamo_study.read.usable import usable
+from plamo_study.read.frame import device_name, usable
 
 Facts = Mapping[str, Mapping[str, Any]]
 TIMED = ("prefill", "decode", "depth", "naive")
@@ -123,7 +122,7 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
         for key, group in runs.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
-            cell |= {"n": len(group), "chip": device(facts[cell["machine"]], cell["n_gpu_layers"] != 0)}
+            cell |= {"n": len(group), "chip": device_name(facts[cell["machine"]], cell["n_gpu_layers"] != 0)}
             for timed in _timed(cell, group):
                 held = (place, file, timed.tokens)
                 if place not in near:

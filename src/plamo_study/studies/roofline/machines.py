@@ -17,7 +17,8 @@ from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, OTHERS, REFERENCE
 from llama_meter.measure.plan import check_scale
 from llama_meter.rows import Fact, Row
-from plamo_study.read import processors, recording
+from plamo_study.read import frame, recording
+from plamo_study.read.frame import STOCK
 from plamo_study.read.recording import (
     ONE_MACHINE_S,
     as_released,
@@ -26,7 +27,6 @@ from plamo_study.read.recording import (
     check_source,
     of_device,
 )
-from plamo_study.read.usable import STOCK
 from plamo_study.studies.roofline import every_cell
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
@@ -53,7 +53,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     if not studies:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
     shown = {name: facts[name] for _, rows, facts in studies for name in rows["machine"].unique()}
-    (named,) = processors.told_apart(shown)
+    (named,) = frame.told_apart(shown)
     return [
         (study, rows, facts | {name: named[name] for name in facts.keys() & named}) for study, rows, facts in studies
     ]
@@ -71,7 +71,7 @@ def hosts() -> pd.DataFrame:
             facts |= {record.id: record.data for record in records if isinstance(record, Fact)}
             rows += journal.latest_rows(records)
     entries = []
-    for name, letter in processors.HOSTS.items():
+    for name, (letter, _) in frame.HOSTS.items():
         own = [row for row in rows if row.machine == name]
         read = [
             (cell.n_threads, 1e9 * cell.array_bytes / np.median(row.samples_ns))
@@ -83,7 +83,7 @@ def hosts() -> pd.DataFrame:
         entries.append(
             {
                 "host": letter,
-                "chip": f"{processors.processor(facts[name])}, {processors.cores(facts[name])}",
+                "chip": f"{frame.processor_name(facts[name])}, {frame.cores(facts[name])}",
                 "gpu": ", ".join(gpu["chip"] for gpu in facts[name].get("gpus", ())),
                 "cache": facts[name].get("last_level_cache_bytes", np.nan),
                 "read": np.median(rates) if rates else np.nan,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from llama_meter import stats
-from plamo_study.read.usable import main_rows
+from plamo_study.read.frame import main_rows
 from plamo_study.studies.roofline.operators import CLASSES
 
 PHASES = ("prefill", "decode")

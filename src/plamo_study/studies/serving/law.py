@@ -13,7 +13,7 @@ from llama_meter.serve.objectives import SLOTS
 from plamo_study.read import results
 from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowds, Minute, Probed, Run, Soak
 from plamo_study.show.evidence import chip
-from plamo_study.stats import clustered
+from plamo_study.stats import estimates
 from plamo_study.stats.estimates import names_of
 
 COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "servers", "died"]
@@ -44,7 +44,7 @@ def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
         came = group[group["begun"]]
         entry = dict(zip(names, key, strict=True)) | {"prompts": len(came.groupby(["n_prompt", "prompt"]))}
         entry["prompts_changed"] = len(came[came["answer"] == "changed"].groupby(["n_prompt", "prompt"]))
-        entry |= {"share": clustered.rate(entry["prompts_changed"], entry["prompts"]), "answers": len(came)}
+        entry |= {"share": estimates.rate(entry["prompts_changed"], entry["prompts"]), "answers": len(came)}
         entry |= {"changed": int((came["answer"] == "changed").sum())}
         entry |= {"near_ties": int((came["answer"] == "near-tie").sum()), "servers": group["key"].nunique()}
         entries.append(entry | {"died": group["key"][group["failure"].str.contains(ENDED, regex=False)].nunique()})
@@ -151,7 +151,7 @@ def confusion(probed: Sequence[Probed]) -> pd.DataFrame:
     for truth, error in (("right", "wrong"), ("wrong", "right")):
         said = [server.verdict for server in probed if server.truth == truth]
         counts = {verdict: said.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
-        lines.append({"known": truth, **counts, "errors": clustered.rate(said.count(error), len(said))})
+        lines.append({"known": truth, **counts, "errors": estimates.rate(said.count(error), len(said))})
     return pd.DataFrame(lines)
 
 

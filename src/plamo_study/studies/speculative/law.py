@@ -16,7 +16,7 @@ from scipy import optimize
 
 from llama_meter import stats
 from llama_meter.cells import TERMS
-from plamo_study.read.usable import usable
+from plamo_study.read.frame import usable
 from plamo_study.stats.estimates import NS, events
 
 CELL = [

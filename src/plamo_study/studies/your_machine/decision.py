@@ -286,11 +286,11 @@ def sure(files: pd.DataFrame, best: Any, n: int = 1, gain: Estimate | None = Non
     alike = [kind for kind in files.dtype[files.kind.isin(["least", "alike"])] if kind != best.dtype]
     said = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if alike else []
     said += [
-        f"{row.dtype} takes {figure({'estimate': row.over})} times as long as {files.dtype[0]}"
+        f"{row.dtype} takes {figure(row.over)} times as long as {files.dtype[0]}"
         for row in files.itertuples()
         if row.kind in ("longer", "alike")
     ]
-    said += [f"{n} at once do {figure({'estimate': gain})} times the requests in the same time"] if gain else []
+    said += [f"{n} at once do {figure(gain)} times the requests in the same time"] if gain else []
     said += ["one type was measured; give files of several to compare them"] if len(files) == 1 else []
     return "; ".join(said + out) + "."
 
