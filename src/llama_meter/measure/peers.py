@@ -31,18 +31,11 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int = 0
 
 
-def push(line: Connection, data: np.ndarray, bps: int = 0) -> None:
-    """Send the bytes that a message announced, at most `bps` bits per second (0: unlimited).
-
-    A piece is sent when a link of this speed would have delivered its last bit.
-    """
-    start, left = clock(), data.data.cast("B")
+def push(line: Connection, data: np.ndarray) -> None:
+    """Send the bytes that a message announced."""
+    left = data.data.cast("B")
     for at in range(0, len(left), PIECE):
-        piece = left[at : at + PIECE]
-        due = start + (at + len(piece)) * 8e9 / bps if bps else start
-        if (wait := due - clock()) > 0:
-            time.sleep(wait / 1e9)
-        line.send_bytes(piece)
+        line.send_bytes(left[at : at + PIECE])
 
 
 def take(line: Connection, n_bytes: int) -> np.ndarray:

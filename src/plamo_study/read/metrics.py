@@ -15,7 +15,7 @@ throughput
 whole
     From a request's arrival to its last token.
 met
-    The share of requests whose ttft and tpot kept the limits of their load; goodput is their number a second.
+    The share of requests whose ttft and tpot kept the limits of their load.
 
 A percentile of too few values (`stats.NEEDED`) is left out. A quantity that is undefined is left out too.
 """
@@ -30,13 +30,13 @@ from llama_meter.rows import Request
 NS = 1e9
 Measured = tuple[str, str, float, np.ndarray]  # metric, unit, value, samples
 Quantities = Callable[[Mapping[str, Any]], Iterator[Measured]]
-Stamps = list[np.ndarray]  # when the tokens of each request came, in the unit of ns or s that was asked for
+Stamps = list[np.ndarray]  # when the tokens of each request came (s)
 
 
-def stamps(requests: Sequence[Request], unit: float = 1) -> tuple[np.ndarray, Stamps]:
-    """When requests arrived, (n,), and when their tokens came, an array a request; `unit` is in ns."""
-    arrived, tokens = [request.arrived_ns for request in requests], [np.array(request.token_ns) for request in requests]
-    return (np.array(arrived), tokens) if unit == 1 else (np.array(arrived) / unit, [times / unit for times in tokens])
+def stamps(requests: Sequence[Request]) -> tuple[np.ndarray, Stamps]:
+    """When requests arrived (s), (n,), and when their tokens came (s), an array a request."""
+    tokens = [np.array(request.token_ns) / NS for request in requests]
+    return np.array([request.arrived_ns for request in requests]) / NS, tokens
 
 
 def first_tokens(arrived: np.ndarray, tokens: Stamps) -> np.ndarray:
@@ -54,14 +54,9 @@ def mean_gaps(tokens: Stamps) -> np.ndarray:
     return np.array([(times[-1] - times[0]) / max(len(times) - 1, 1) for times in tokens])
 
 
-def span(arrived: np.ndarray, tokens: Stamps) -> float:
-    """The time from the first arrival to the last token."""
-    return float(max(times[-1] for times in tokens) - arrived.min())
-
-
-def throughput(arrived: np.ndarray, tokens: Stamps, second: float = 1) -> float:
-    """Tokens a second, where a second has `second` units of the stamps; otherwise tokens a unit."""
-    return sum(map(len, tokens)) / (span(arrived, tokens) / second)
+def throughput(arrived: np.ndarray, tokens: Stamps) -> float:
+    """Tokens a second."""
+    return sum(map(len, tokens)) / float(max(times[-1] for times in tokens) - arrived.min())
 
 
 def answered(requests: Sequence[Request]) -> list[Request]:

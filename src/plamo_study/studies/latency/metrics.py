@@ -70,7 +70,7 @@ def traffic(row: Mapping[str, Any]) -> Iterator[Measured]:
         times = np.array(row["samples_ns"][0], float) / NS
         yield "call", "s", float(np.median(times)), times
     elif all(request.token_ns for request in row["requests"]):
-        arrived, tokens = stamps(row["requests"], NS)  # in seconds, as a simulation counts
+        arrived, tokens = stamps(row["requests"])
         between = gaps(tokens)
         for metric, value in percentiles(first_tokens(arrived, tokens), between, np.ones(len(between))).items():
             if not np.isnan(value):
@@ -106,10 +106,10 @@ def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:
 def service(row: Mapping[str, Any]) -> Iterator[Measured]:
     """Requests of one engine or of two: "ttft", "itl_max" and "throughput"."""
     arrived, tokens = stamps(row["requests"])
-    first, waits = first_tokens(arrived, tokens) / NS, gaps(tokens) / NS
+    first, waits = first_tokens(arrived, tokens), gaps(tokens)
     yield "ttft", "s", float(np.median(first)), first
     yield "itl_max", "s", float(waits.max()), waits
-    rate = throughput(arrived, tokens) * NS
+    rate = throughput(arrived, tokens)
     yield "throughput", "tokens/s", rate, np.array([rate])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llama_meter.serve.objectives import OBJECTIVES
-from plamo_study.read.metrics import NS, Measured, answered, first_tokens, gaps, mean_gaps, span, stamps, throughput
+from plamo_study.read.metrics import Measured, answered, first_tokens, gaps, mean_gaps, stamps, throughput
 
 MS = 1e3
 
@@ -19,29 +19,25 @@ def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
     arrived, tokens = stamps(came)
     several = [times for times in tokens if len(times) > 1]
     samples = {
-        "ttft": first_tokens(arrived, tokens) / NS,
-        "tpot": mean_gaps(several) / NS,
-        "itl": gaps(tokens) / NS,
-        "whole": (np.array([times[-1] for times in tokens]) - arrived) / NS,
+        "ttft": first_tokens(arrived, tokens),
+        "tpot": mean_gaps(several),
+        "itl": gaps(tokens),
+        "whole": np.array([times[-1] for times in tokens]) - arrived,
     }
     n_gen, prompt_ms, answer_ms = (np.array(series[name], float) for name in ("n_gen", "prompt_ms", "answer_ms"))
     further = answer_ms / np.maximum(n_gen - 1, 1) / MS
     counted = (prompt_ms > 0) & (n_gen > 1)
     samples |= {"own_ttft": prompt_ms[counted] / MS, "own_tpot": further[counted]}
-    ended = np.argsort([request.ended_ns for request in requests])[: len(requests) - row["n_clients"]]
-    full = [further[n] for n in ended if row["n_clients"] and n_gen[n] > 1]
-    samples["own_tpot_full"] = full if row["server"] == "llama-server" else []
     for name, values in samples.items():
         if len(values):
             yield name, "s", float(np.median(values)), np.array(values)
     if not row["n_clients"]:
         yield from _open_loop(row)
-    switches, waits = series.get("switches", [0.0])[0], samples["itl"]
+    waits = samples["itl"]
     others = {
         "largest": ("s", float(waits.max()) if len(waits) else nan),
-        "throughput": ("tokens/s", throughput(arrived, tokens, NS) if came else nan),
+        "throughput": ("tokens/s", throughput(arrived, tokens) if came else nan),
         "late": ("", series["lag"][1] / float(np.median(waits)) if len(waits) else nan),
-        "wakes": ("", switches / n_gen.sum() if switches and n_gen.sum() else nan),
         "binds": ("", float(row["checks"]["client_binds"])),
     }
     for name, (unit, value) in others.items():
@@ -50,16 +46,13 @@ def serving(row: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def _open_loop(row: Mapping[str, Any]) -> Iterator[Measured]:
-    """The rates (1/s) of a load that came at random times, the share of each that met the objectives, and goodput."""
+    """The rates (1/s) of a load that came at random times, and the share of each that met the objectives."""
     requests, objectives, series = row["requests"], OBJECTIVES[row["scale"]], row["series"]
     n_met = sum(objectives.met_by(request.arrived_ns, request.token_ns, request.failure) for request in requests)
     rates = np.array(series.get("rates", [row["per_second"]]))
     shares = np.array(series.get("met", [n_met / len(requests)]))
     yield "rate", "1/s", float(np.median(rates)), rates
     yield "met", "", float(np.median(shares)), shares
-    if came := [request for request in requests if request.token_ns]:
-        goodput = n_met / (span(*stamps(came)) / NS)
-        yield "goodput", "1/s", goodput, np.array([goodput])
 
 
 QUANTITIES = {"serving": serving}
