@@ -72,12 +72,7 @@ def mac_memory(process):
     return SimpleNamespace(rss=found.rss, uss=found.uss)
 
 
-ABSENT = [  # what only Linux has of what may be used; os.waitid came to macOS with Python 3.13
-    *((os, f"sched_{name}") for name in ("getaffinity", "setaffinity", "getscheduler", "setscheduler", "getparam")),
-    *((os, name) for name in ("posix_fadvise", "posix_fallocate", "pipe2", "memfd_create", "eventfd", "pidfd_open")),
-    *((psutil.Process, name) for name in ("memory_maps", "cpu_affinity", "cpu_num", "io_counters", "ionice", "rlimit")),
-    (time, "CLOCK_BOOTTIME"),
-]
+ABSENT = ((os, "sched_getaffinity"), (os, "posix_fadvise"), (psutil.Process, "memory_maps"), (time, "CLOCK_BOOTTIME"))
 
 
 def changes():

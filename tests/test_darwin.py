@@ -73,15 +73,16 @@ def test_a_starved_worker_stays_one_at_every_look_and_one_that_ended_ends_no_swe
     assert watch.Onlooker(worker.pid).starved(1.0) in (True, False)
 
 
+MAC = {"chip": "Apple M4 Pro", "gpu_cores": 20}
+MAC_GPUS = {"gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
+
+
 def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
-    fact = {"chip": "Apple M4 Pro", "gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
     other = {"chip": "EPYC", "gpus": [{"name": "CUDA0", "chip": "H100", "memory_bytes": 1 << 36}]}
-    assert (evidence.chip(fact), evidence.chip(other)) == ("Apple M4 Pro", "EPYC + H100")
-    halves = ("Apple M4 Pro, GPU", "Apple M4 Pro, CPU")
-    assert tuple(frame.device_name(fact, offloaded) for offloaded in (True, False)) == halves
-    assert tuple(frame.device_name(other, offloaded) for offloaded in (True, False)) == ("H100", "EPYC")
-    without = {"chip": "Apple M4 Pro", "gpu_cores": 20}  # the engine found no GPU, and the chip has one
-    assert frame.device_name(without, offloaded=False) == halves[1]
+    assert (evidence.chip(MAC | MAC_GPUS), evidence.chip(other)) == ("Apple M4 Pro", "EPYC + H100")
+    for fact, gpu, cpu in ((MAC | MAC_GPUS, "Apple M4 Pro, GPU", "Apple M4 Pro, CPU"), (other, "H100", "EPYC")):
+        assert (frame.device_name(fact, True), frame.device_name(fact, False)) == (gpu, cpu)
+    assert frame.device_name(MAC, offloaded=False) == "Apple M4 Pro, CPU", "though the engine found no GPU"
     passes = pd.DataFrame([{"machine": "m", "n_gpu_layers": layers} for layers in (0, -1)])
     assert machines._apart(passes)["machine"].nunique() == 2
 
@@ -89,11 +90,9 @@ def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
 def on_a_mac(recording):
     """A recording as if a Mac's two halves had measured it: the same rows on its CPU and, all layers, on its GPU."""
     rows, (fact,) = recording.rows, recording.rows["machine"].unique()
-    mac = recording.facts[fact] | {"chip": "Apple M4 Pro", "gpu_cores": 20}
-    mac |= {"gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
     offloaded = rows.assign(n_gpu_layers=-1, key=rows["key"] + " GPU", splits=[(2, 2)] * len(rows))
     both = pd.concat([rows.assign(splits=[(1, 1)] * len(rows)), offloaded], ignore_index=True)
-    return replace(recording, rows=both, facts=recording.facts | {fact: mac})
+    return replace(recording, rows=both, facts=recording.facts | {fact: recording.facts[fact] | MAC | MAC_GPUS})
 
 
 def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_left_to_the_cpu(monkeypatch):
@@ -252,7 +251,7 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
         "MTL0_Mapped",
         "MTL0_Private",
         "CPU_REPACK",
-    ):  # ggml-backend.cpp, ggml-metal.cpp, repack.cpp
+    ):
         log = f"load_tensors: {name:>12} model buffer size =   512.00 MiB\n"
         assert replica.weights(log) == ((2.0**29, 0) if name.endswith("Mapped") else (0, 2.0**29))
 
@@ -280,45 +279,39 @@ def test_a_server_that_was_not_built_here_keeps_its_own_libraries_and_is_taken_o
     assert server.find() != named
 
 
-@pytest.mark.parametrize(("layers", "told"), [(0, "-ngl 0 -dev none"), (-1, "-ngl -1 --cache-ram")])
-def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tmp_path, monkeypatch):
-    assert told in last_words(tmp_path, monkeypatch, "$*", n_gpu_layers=layers)
-    alone = server.environment("llama_cpp.server", None, layers)
-    assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)
+def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(tmp_path, monkeypatch):
+    for layers, told in ((0, "-ngl 0 -dev none"), (-1, "-ngl -1 --cache-ram")):
+        assert told in last_words(tmp_path, monkeypatch, "$*", n_gpu_layers=layers)
+        alone = server.environment("llama_cpp.server", None, layers)
+        assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)
 
 
 # ---------------------------------------------------------------- the device
 
 
 @pytest.fixture
-def asked_anew():
-    """What an engine said it can do is forgotten, before and after."""
+def engine(monkeypatch):
+    """What the engine says it can do; it is forgotten before and after."""
     conduct._offloads.cache_clear()
-    yield
+    said = {"gpu_offload": True}
+    monkeypatch.setattr(runner, "engine_facts", lambda: said)
+    yield said
     conduct._offloads.cache_clear()
 
 
-@pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
-def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device, offloaded, monkeypatch):
-    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": True})
-    monkeypatch.setenv(conduct.DEVICE, device)
-    assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini").asked} == offloaded
-
-
-@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(
     ("notebook", "command", "offloaded"),
     [
-        ("cpu", "auto", {0}),
+        ("auto", "auto", {0, -1}),
+        ("auto", "gpu", {0, -1}),
+        ("auto", "cpu", {0}),
         ("cpu", "gpu", {0}),
         ("gpu", "cpu", {0, -1}),
-        ("auto", "cpu", {0}),
-        ("auto", "gpu", {0, -1}),
     ],
 )
-def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, command, offloaded, monkeypatch):
-    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": True})
+def test_a_plan_takes_the_gpu_unless_a_notebook_or_else_the_command_says_otherwise(
+    notebook, command, offloaded, engine, monkeypatch
+):
     monkeypatch.setenv(conduct.DEVICE, command)
     planned = []
 
@@ -327,32 +320,23 @@ def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, comm
         raise StudyError("measuring", "is not what this test is about", "-")
 
     monkeypatch.setattr(conduct, "measure", stop)
-    asked = ("01-phase-asymmetry", "live", "mini", 0, notebook)
     for show in (collect.collect, measurements.measurements, measurements.recording):
         with pytest.raises(StudyError, match="measuring"):
-            show(*asked)
+            show("01-phase-asymmetry", "live", "mini", 0, notebook)
     assert planned == [offloaded] * 3
-    recorded = [measurements.measurements("01-phase-asymmetry", device=each) for each in ("auto", notebook)]
-    assert recorded[0]["key"].tolist() == recorded[1]["key"].tolist(), "recorded rows stay as they are"
 
 
 def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_path):
-    source = journal_path("01-phase-asymmetry", "shape", REFERENCE)
-    records = journal.read(source)
+    records = journal.read(journal_path("01-phase-asymmetry", "shape", REFERENCE))
     rows = [record for record in records if isinstance(record, Row)]
+    facts = [record for record in records if not isinstance(record, Row)]
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     path = journal_path("01-phase-asymmetry", "shape", LOCAL)
     path.parent.mkdir(parents=True)
-    facts = [record for record in records if not isinstance(record, Row)]
 
     def shown(device, kept):
         path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in (*facts, *kept)))
         found = read("01-phase-asymmetry", "live", "shape", device=device)
-        try:
-            pages = machines.recordings("live", "shape", device)
-        except StudyError:
-            pages = []
-        assert sum(len(own) for _, own, _ in pages) == (len(found.rows) if found else 0)
         return set(found.rows["n_gpu_layers"]) if found else set()
 
     offloaded = [
@@ -368,24 +352,14 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
         machines.recordings("recorded", "shape", device="tpu")
 
 
-@pytest.mark.usefixtures("asked_anew")
-def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):
-    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": False})
+def test_a_device_that_the_engine_lacks_is_refused_and_so_is_a_build_for_a_gpu_that_finds_none(engine):
+    engine["gpu_offload"] = False
     for device, why in (("gpu", "without a GPU backend"), ("tpu", "known: auto, cpu, gpu")):
-        monkeypatch.setenv(conduct.DEVICE, device)
         with pytest.raises(StudyError, match=why):
-            conduct.build("01-phase-asymmetry", "mini")
-
-
-@pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize("option", sorted(conduct.ON_GPU))
-def test_a_build_for_a_gpu_that_finds_none_measures_a_cpu_only_where_that_was_asked_for(option, monkeypatch):
-    monkeypatch.setattr(runner, "engine_facts", lambda: {"gpu_offload": False, "options": [option]})
+            conduct.build("01-phase-asymmetry", "mini", device)
+    engine["options"] = [next(iter(conduct.ON_GPU))]
     with pytest.raises(StudyError, match="finds none"):
         conduct.build("01-phase-asymmetry", "mini")
     assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
-
-
-def test_the_builds_that_are_made_for_a_gpu_are_known_by_their_options():
-    named = {name for name, said in builds.definitions().items() if conduct.ON_GPU & set(said.get("options", []))}
-    assert named == {"cuda", "cuda-copy", "cuda-scan", "cuda-launches", "vulkan", "vulkan-kept", "vulkan-wkv"}
+    options = {name: set(said.get("options", [])) for name, said in builds.definitions().items()}
+    assert {name for name in options if conduct.ON_GPU & options[name]} >= {"cuda", "vulkan"}

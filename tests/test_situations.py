@@ -5,7 +5,6 @@ import ssl
 import subprocess
 import sys
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import foreign_models
 import nbformat
@@ -16,7 +15,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from llama_meter import http, paths, surroundings
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import asked, plan, process
+from llama_meter.measure import asked, plan
 from llama_meter.models import given, header, registry
 from llama_meter.serve import meeting, right
 from plamo_study.cli import notebooks
@@ -77,13 +76,6 @@ def test_what_a_file_is_for_is_told_by_its_header(arch, key, value, kind, role, 
     said = header.not_judged(header.read(derived(tmp_path, key, value, kind, arch)))
     assert role in said
     assert bool(role) == bool(said)
-
-
-def test_an_answer_without_numbers_is_a_failed_row():
-    child = SimpleNamespace(returncode=0, pid=1)
-    outcome = process._outcome(child, b'{"checks": {"error": null}}', None, "@stage gate\n", process.Evidence())
-    assert outcome.status == "error"
-    assert outcome.failure.stage == "gate"
 
 
 @pytest.mark.parametrize(("label", "dtype"), [(14, "F16"), (15, "F16"), (32, "F16"), (1, "F16"), (None, "F16")])

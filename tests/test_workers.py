@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -14,10 +15,11 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from llama_meter.cells import Decode
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session
-from llama_meter.measure import phases, watch
+from llama_meter.measure import phases, process, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import registry, synthetic
+from llama_meter.rows import Evidence
 from plamo_study.studies.context import work as context
 
 
@@ -94,6 +96,14 @@ def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path
         assert (found.status, found.failure.exit_code) == ("error", 1)
         assert why in found.failure.message
         assert not any("Traceback" in line for line in found.failure.log_tail[:1])
+
+
+def test_an_answer_without_numbers_is_an_error_and_one_that_a_quota_held_back_says_so():
+    child, late = SimpleNamespace(returncode=0, pid=1), SimpleNamespace(returncode=-9, pid=1)
+    found = process._outcome(child, b'{"checks": {"error": null}}', None, "@stage gate\n", Evidence())
+    assert (found.status, found.failure.stage) == ("error", "gate")
+    held = process._outcome(late, b"", "starved", "", Evidence(wall_ns=100, throttled_ns=50))
+    assert (held.status, held.failure.message) == ("starved", process.SILENT["quota"])
 
 
 FAMILY = """

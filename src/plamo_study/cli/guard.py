@@ -10,7 +10,6 @@ from pathlib import Path
 from llama_meter import children, paths, progress
 from llama_meter.disk import lock
 from llama_meter.errors import MENDABLE, StudyError, mendable
-from llama_meter.measure import machine
 from plamo_study.cli import report, terminal
 
 LOCK = ".running"
@@ -42,7 +41,7 @@ def _check_folder() -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` and keep a Mac awake while the block runs.
+    """Hold the lock of `folder` while the block runs.
 
     The system releases the lock when this process ends, however it ends.
 
@@ -59,8 +58,7 @@ def alone(folder: Path) -> Iterator[None]:
         os.ftruncate(file, 0)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
-        with machine.awake():
-            yield
+        yield
     finally:
         for descriptor in {file, held}:
             os.close(descriptor)
