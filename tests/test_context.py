@@ -1,17 +1,19 @@
 """Depth, caches and the loop without one: the engine's part on real processes, the arithmetic on known curves."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from llama_meter import journal, paths
-from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW
+from llama_meter import journal
+from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW, columns
 from llama_meter.engine import filling, library
-from llama_meter.engine.session import EngineError, Session, SessionConfig
+from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
 from llama_meter.measure.asked import sweep
@@ -20,44 +22,23 @@ from llama_meter.models import given
 from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
 from plamo_study.read import frame
-from plamo_study.studies.context import (
-    drift,
-    law as context,
-    memory as context_memory,
-    plan as plan_context,
-    work as depth,
-)
+from plamo_study.studies.context import law, plan as context, work
 
 PART = 32
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)
 CELL = {"n_ctx": 4 * PART, "n_ubatch": PART, "n_gen": 2, "flash_attn": "on"}
 
 
-def opened(model, whole=True, room=16 * PART, **fields):
-    log = []
-    library.capture_log(log)
-    config = SessionConfig(n_ctx_seq=room, n_ubatch=PART, n_gpu_layers=0, swa_full=whole, **fields)
-    return Session(mini_file(model), config), log
-
-
-# ------------------------------------------------------------------ filled memories
-
-
-@pytest.mark.parametrize(("model", "flash"), [(HYBRID, "on"), (ATTENTION, "off")])
-def test_a_memory_filled_to_its_own_depth_is_the_same_memory(model, flash):
-    session, log = opened(model, flash_attn=flash)
-    with session:
-        session.prefill({0: TOKENS[:PART]})
-        state = session.get_state(0)
-        assert filling.filled(session, state, PART, filling.memory(log).cells) == state
-
-
 @pytest.mark.parametrize(("model", "whole", "type_kv"), [(HYBRID, True, "q8_0"), (ATTENTION, False, "f16")])
-def test_a_filled_memory_goes_on_by_steps_as_in_one_call(model, whole, type_kv):
-    session, log = opened(model, whole, flash_attn="on", type_k=type_kv, type_v=type_kv)
-    with session:
+def test_a_filled_memory_goes_on_by_steps_as_in_one_call_and_is_as_large_as_arithmetic_says(model, whole, type_kv):
+    log, kind = [], f"on/{type_kv}/{type_kv}"
+    library.capture_log(log)
+    config = SessionConfig(n_ctx_seq=16 * PART, n_ubatch=PART, n_gpu_layers=0, swa_full=whole, flash_attn="on")
+    with Session(mini_file(model), replace(config, type_k=type_kv, type_v=type_kv)) as session:
         session.prefill({0: TOKENS[:PART]})
-        deep = filling.filled(session, session.get_state(0), 10 * PART, filling.memory(log).cells)
+        state, taken = session.get_state(0), filling.memory(log)
+        assert filling.filled(session, state, PART, taken.cells) == state
+        deep = filling.filled(session, state, 10 * PART, taken.cells)
         session.clear()
         session.set_state(0, deep, 10 * PART)
         for token in TOKENS[:4]:
@@ -66,89 +47,36 @@ def test_a_filled_memory_goes_on_by_steps_as_in_one_call(model, whole, type_kv):
         session.clear()
         session.set_state(0, deep, 10 * PART)
         assert relative_error(stepped, session.prefill({0: TOKENS[:4]})[0][-1]) < 0.02
+    expected = law.reserved(model_fact(model, "mini", "F16"), kind, 16 * PART, PART, whole)
+    assert (taken.kv, taken.state) == pytest.approx((expected["kv"], expected["state"]), rel=0.05)
 
 
-def test_a_state_of_another_layout_is_refused():
-    session, log = opened(ATTENTION)
-    with session:
-        session.prefill({0: TOKENS[:PART]})
-        state = session.get_state(0)
-        for spoiled in (state[:-8], state + b"more", b"else" + state[4:], state[:40]):
-            with pytest.raises(EngineError, match="otherwise than"):
-                filling.filled(session, spoiled, 2 * PART, filling.memory(log).cells)
-
-
-@pytest.mark.parametrize(("type_kv", "whole"), [("f16", True), ("q4_0", False)])
-def test_the_log_reserves_what_arithmetic_says(type_kv, whole):
-    for model in (HYBRID, ATTENTION):
-        session, log = opened(model, whole, flash_attn="on", type_k=type_kv, type_v=type_kv)
-        with session:
-            taken = filling.memory(log)
-        found = context_memory.reserved(
-            model_fact(model, "mini", "F16"), f"on/{type_kv}/{type_kv}", 16 * PART, PART, whole
-        )
-        assert taken.kv == pytest.approx(found["kv"], rel=0.01)
-        assert taken.state == pytest.approx(found["state"], rel=0.05)
-
-
-# ------------------------------------------------------------------ workloads and plans
-
-
-def test_logits_that_are_not_finite_make_a_depth_invalid(monkeypatch):
-    monkeypatch.setattr(Session, "logits", lambda self, row=0: np.full(self.n_vocab, np.nan, np.float32))
-    assert depth.run(mini("depth", **CELL), mini_file(), print).valid is False
-
-
-@pytest.mark.parametrize("n_prompt", [0, 100, 1 << 20])
-def test_depths_that_cannot_be_measured_and_drift_of_random_weights_are_refused(n_prompt):
-    with pytest.raises(StudyError):
-        plan_context.check(mini("depth", n_ctx=n_prompt))
-    with pytest.raises(StudyError, match="embedded"):
-        plan_context.drift("shape")
-
-
-@pytest.fixture
-def given_file(tmp_path, monkeypatch):
-    """A file of a user's own, in a folder whose name has blanks and other letters."""
-    folder = tmp_path / "ある 場所"
-    folder.mkdir()
-    path = shutil.copy(mini_file(), folder / "モデル 1.gguf")
-    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
+def test_depths_types_and_settings_reach_every_cell_and_what_no_file_holds_is_refused(monkeypatch):
     monkeypatch.setattr(given, "FILES", {})
-    return path
-
-
-def test_depths_types_and_settings_that_were_asked_for_reach_every_cell(given_file):
-    varied = sweep(files=str(given_file), n_depth="600,0,4096", type_k="q8_0", n_threads="1")
+    varied = sweep(files=str(mini_file()), n_depth="600,0,4096", type_k="q8_0", n_threads="1")
     (file,) = varied.files
-    cells = [cell for cell in plan_context.context("shape", sweep=varied).cells if cell.files]
+    cells = [cell for cell in context.context("shape", sweep=varied).cells if cell.files]
     assert {(cell.files, cell.type_k, cell.n_threads) for cell in cells} == {((file,), "q8_0", 1)}
-    ladder, *walks = [cell for cell in cells if cell.workload == "depth"]
-    assert depth.depths(ladder) == (0, 600, 4096)
+    ladder, *walks = cells
+    assert work.depths(ladder) == (0, 600, 4096)
     assert [walk.ladder for walk in walks] == [WALK]
-    kinds = plan_context.memory("shape", sweep=varied).cells
+    kinds = context.memory("shape", sweep=varied).cells
     assert {cell.n_ctx for cell in kinds} == {4096}
-    assert [f"{cell.flash_attn}/{cell.type_k}/{cell.type_v}" for cell in kinds] == [
-        "off/f16/f16",
-        "on/f16/f16",
-        "on/q8_0/f16",
-    ]
-    assert {gate.files for gate in plan_context.naive("mini", sweep=varied).gates} == {(file,)}
-    assert depth.depths(plan_context.context("shape", sweep=sweep(n_depth="512")).cells[0]) == (0, 512)
-
-
-def test_depths_and_types_that_no_engine_computes_are_refused():
-    with pytest.raises(StudyError, match="start of every ladder"):
-        plan_context.context("mini", sweep=sweep(n_depth="0"))
-    with pytest.raises(StudyError, match="flash attention"):
-        plan_context.memory("mini", sweep=sweep(type_v="q8_0", flash_attn="off"))
+    assert law.kind_of(pd.DataFrame(map(columns, kinds))).tolist() == ["off/f16/f16", "on/f16/f16", "on/q8_0/f16"]
+    assert {gate.files for gate in context.naive("mini", sweep=varied).gates} == {(file,)}
+    assert work.depths(context.context("shape", sweep=sweep(n_depth="512")).cells[0]) == (0, 512)
+    for depths, why in (("0", "start of every ladder"), ("9999", "more than the context")):
+        with pytest.raises(StudyError, match=why):
+            context.context("mini", sweep=sweep(files=str(mini_file()), n_depth=depths))
+    with pytest.raises(StudyError, match="embedded"):
+        context.drift("shape")
 
 
 @pytest.mark.long
 def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
     few = plan.change(base, model=ATTENTION, ladder=FEW, n_ctx=16 * PART, flash_attn="off")
-    drifts = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=128, n_chunks=2)
+    drifts = plan.change(context.drift("mini").cells[0], n_threads=1, n_ctx=128, n_chunks=2)
     cells = (
         base,
         plan.change(base, ladder=WALK, n_ctx=4 * PART),
@@ -159,36 +87,33 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
         plan.change(drifts, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
-    worker, path = plan_context.memory("mini").workload, tmp_path / "05.jsonl"
+    worker, path = context.memory("mini").workload, tmp_path / "05.jsonl"
     summary = runner.sweep(plan.Plan("06-context", "mini", cells, gates, None, 1, 0, 60.0, workload=worker), path)
     assert not summary.failed
     rows = frame.frame(summary.rows, frame.facts(journal.read(path)))
 
-    found = context.samples(rows)
+    found = law.samples(rows)
     ladder, walked = (found[(found["ladder"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
     at = [0, PART, 2 * PART, 4 * PART]
-    assert [sorted(ladder[ladder["phase"] == phase]["depth"]) for phase in context.PHASES] == [at, at]
+    assert [sorted(ladder[ladder["phase"] == phase]["depth"]) for phase in law.PHASES] == [at, at]
     rungs = found[(found["ladder"] == LADDER) & (found["model"] == ATTENTION) & (found["phase"] == "decode")]
     assert rungs["depth"].tolist() == [0, PART + 3, 5 * PART]
     assert sorted(walked[walked["phase"] == "prefill"]["depth"]) == [0, PART, 2 * PART, 3 * PART]
     assert walked[walked["phase"] == "decode"]["depth"].tolist() == [4 * PART]
-    kinds = context_memory.kinds(rows[rows["ladder"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
+    kinds = law.kinds(rows[rows["ladder"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
     assert kinds.loc[True, "kv"] > kinds.loc[False, "kv"], "a window that keeps everything reserves more"
-    bits = context_memory.drift(rows).set_index("kind")["kld"]
+    bits = law.drift(rows).set_index("kind")["kld"]
     assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"
-    (checks,) = rows[rows["workload"] == "naive"]["checks"]
-    assert (checks["naive_tokens"], checks["cached_tokens"]) == (sum(range(16, 16 + 8)), 16 + 8 - 1)
+    (loop,) = rows[rows["workload"] == "naive"].itertuples()
+    assert (loop.n_evaluated, [len(taken) for taken in loop.samples_ns]) == (sum(range(16, 24)) + 23, [8, 8])
 
 
 def test_a_drift_candidate_is_its_reference_when_nothing_differs():
-    cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
-    found = drift.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
+    cell = plan.change(context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
+    found = work.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
     assert found.valid
     assert found.checks["second_path_error"] < 0.01
     assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
-
-
-# ------------------------------------------------------------------ the window that llama.cpp leaves out
 
 
 def test_the_oracle_with_a_window_forgets_what_lies_outside():

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
-from llama_meter.errors import StudyError
-
 File = tuple[str, str, str]  # model, scale, and type or recipe
 Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each call; 0 tokens: the sequence leaves
 
@@ -221,11 +219,6 @@ class Relay(OnModel, frozen=True, kw_only=True):
         return not self.overlaps
 
     @property
-    def threads_each(self) -> int:
-        """Threads of each file's context: half where both compute at once, and at least one."""
-        return max(self.n_threads // self.n_processes, 1) if self.overlaps else self.n_threads
-
-    @property
     def files(self) -> tuple[File, ...]:
         """The reader, and the writer where it is another file."""
         return (*super().files, *([(self.writer, self.scale, self.writer_dtype)] if self.writer else []))
@@ -355,29 +348,6 @@ class Speculate(OnText, frozen=True, kw_only=True):
     def asks_whether(self) -> bool:
         """Whether the bindings' own loop gives the target's tokens."""
         return self.back == "binding"
-
-    def check(self) -> None:
-        """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
-        what = f"a draft of {self.n_draft} tokens"
-        if self.n_draft < 0 or not 0 <= self.accepts <= 1:
-            raise StudyError(
-                what, f"accepted at a rate of {self.accepts} means nothing", "0 tokens or more, a rate in 0..1"
-            )
-        if (self.n_draft + 1) * self.n_seq > self.n_batch:
-            why = f"and the token before it make {self.n_seq} times {self.n_draft + 1}, a call holds {self.n_batch}"
-            raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
-        if self.n_draft > self.depth + self.n_gen:
-            raise StudyError(
-                what, f"is longer than the context of {self.depth + self.n_gen} tokens", "draft fewer tokens"
-            )
-        if self.n_seq > 1 and (self.back == "joined" or self.drafter == "model"):
-            raise StudyError(
-                what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1"
-            )
-        if self.temperature and self.drafter not in ("lookup", "model") and self.n_draft:
-            raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
-        if (self.drafter == "model") != bool(self.draft):
-            raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
 
 
 class Serving(OnModel, frozen=True, kw_only=True):

@@ -128,20 +128,6 @@ class Session:
         """
         return tokenize(self.vocab, text)
 
-    def piece_bytes(self, tokens: np.ndarray) -> np.ndarray:
-        """Length in bytes of the text of each token (n,)."""
-        distinct, where = np.unique(tokens, return_inverse=True)
-        lengths = [-llama.llama_token_to_piece(self.vocab, token, None, 0, 0, True) for token in distinct.tolist()]
-        return np.array(lengths, dtype=np.int64)[where]
-
-    def piece(self, token: int) -> bytes:
-        """A token's text as the vocabulary stores it."""
-        return bytes(llama.llama_vocab_get_text(self.vocab, token))
-
-    def is_end(self, token: int) -> bool:
-        """Whether a token ends a text or a turn."""
-        return bool(llama.llama_vocab_is_eog(self.vocab, token))
-
     def prefill(
         self, prompts: Mapping[int, Sequence[int] | np.ndarray], policy: Policy = "per_sequence", every: bool = False
     ) -> dict[int, np.ndarray]:
@@ -173,19 +159,18 @@ class Session:
         self._run(len(tokens))
         return np.stack([self.logits(row) for row in rows])
 
-    def verify(self, drafts: Mapping[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
-        """Evaluate the next tokens (n,) of each sequence in one `llama_decode`; logits (n - silent, n_vocab).
+    def verify(self, drafts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Evaluate the next tokens (n,) of each sequence in one `llama_decode`; logits (n, n_vocab).
 
-        `silent`: leading tokens of each sequence evaluated without logits. The logits are views of the engine's buffer,
-        which the next call overwrites.
+        Views of the engine's buffer, which the next call overwrites.
         """
-        n, rows, asked = 0, {}, 0
+        n, rows = 0, {}
         for seq, tokens in drafts.items():
-            self._put(n, seq, tokens, slice(silent, None))
-            rows[seq] = slice(asked, asked + len(tokens) - silent)
-            n, asked = n + len(tokens), rows[seq].stop
+            self._put(n, seq, tokens, slice(None))
+            rows[seq] = slice(n, n + len(tokens))
+            n += len(tokens)
         self._run(n)
-        logits = self.outputs(asked)
+        logits = self.outputs(n)
         return {seq: logits[part] for seq, part in rows.items()}
 
     def decode(self, tokens: Mapping[int, int]) -> None:

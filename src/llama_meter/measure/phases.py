@@ -148,15 +148,26 @@ def _run_steps(
         session.set_state(seq, state, cell.depth)
     steps = [{seq: int(t[cell.depth + i]) for seq, t in tokens.items()} for i in range(n_steps)]
     with watched or nullcontext():
-        return _time_steps(session, steps)
+        return time_steps(session, steps)
 
 
-def _time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
+def time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
+    """Nanoseconds of decode steps, the tokens of each by sequence: from the end of one to the end of the next."""
     stamps = [clock()]
     for step in steps:
         session.decode(step)
         stamps.append(clock())
     return np.diff(stamps).tolist()
+
+
+def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
+    """Logits (n_steps, n_vocab) of greedy decode steps of sequence 0, beginning with `token`."""
+    rows = np.empty((n_steps, session.n_vocab), np.float32)
+    for row in rows:
+        session.decode({0: token})
+        row[:] = session.logits()
+        token = int(row.argmax())
+    return rows
 
 
 def _overhead(cell: Overhead, session: Session, draws: list[Prompts], path: Path) -> Measured:
@@ -166,7 +177,7 @@ def _overhead(cell: Overhead, session: Session, draws: list[Prompts], path: Path
     session.clear()
     session.prefill({0: tokens[: cell.depth]})
     with watch.timed(), library.native_time() as inside:
-        steps = _time_steps(session, [{0: token} for token in tokens[cell.depth :]])
+        steps = time_steps(session, [{0: token} for token in tokens[cell.depth :]])
     step = sum(steps) / len(steps)
     return Measured(samples_ns=[steps], checks={"step_ns": step, "outside_ns": step - inside[0] / len(steps)})
 

@@ -250,19 +250,6 @@ def _unskewed(t: float, skewness: float) -> float:
     return float(3 / skewness * (np.cbrt(1 + skewness * (t - skewness / 6)) - 1))
 
 
-def quantile(q: float, below: Numbers, tokens: Numbers, grid: Sequence[float], values: Sequence[float]) -> Estimate:
-    """The q-quantile over tokens; `values` are quantiles at `grid`, `below` counts each chunk's tokens up to it.
-
-    The interval of the share below is converted to one of the quantile, as in Woodruff 1952 ("Confidence intervals
-    for medians and other position measures"). NaN bounds where it reaches past the largest value.
-    """
-    share, value = ratio_of_sums(below, tokens), float(np.interp(q, grid, values))
-    if np.isnan(share.low) or share.value + q - share.low >= 1:
-        return Estimate(value, NAN, NAN, share.n)
-    low, high = np.interp([share.value + q - share.high, share.value + q - share.low], grid, values)
-    return Estimate(value, min(float(low), value), max(float(high), value), share.n, share.level)
-
-
 def mapped(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
     """An estimate after an increasing function, applied to its bounds too."""
     value, low, high = map(function, (estimate.value, estimate.low, estimate.high))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-HISTORY = "commit 53f8ee5"  # the last one that had the plans of these rows
+HISTORY = "commit 53f8ee5"  # which had the plans of these rows
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
-"""Prefill and decode times at growing depth, in one process: a ladder of depths, or a walk that computes every token.
+"""Prefill and decode times at growing depth; the loop without a cache; and what kinds of cache do to predictions.
 
 The ladder fills the memory to each depth with copies of one computed part (engine/filling.py) and times there one part
 of a prompt and a few decode steps. The walk evaluates a whole prompt part by part and times every one, as a check of
 the ladder. A part is one micro-batch. Depths exceed a model's training context: the cost of a step does not depend on
-it, but predictions do, so nothing here measures quality, except cells with a `text` (drift.py).
+it, but predictions do, so a ladder measures no quality.
 
 Every timed part is proved on another path. In the ladder its first tokens are those of the decode steps from the same
-state, so one of its rows must match theirs; the deepest part is evaluated once more in two calls. The walk's
-last part is evaluated once more in two calls, and at mini the whole walk with all ends of micro-batches shifted.
+state, so one of its rows must match theirs; the deepest part is evaluated once more in two calls. So are the walk's
+first and last part. Of the loop, each method is the other's second path.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +20,18 @@ import numpy as np
 
 from llama_meter.cells import FEW, WALK, WHOLE_WINDOW, Depth, Naive
 from llama_meter.engine import filling, library
-from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.measure import sessions, watch
+from llama_meter.engine.session import Session
+from llama_meter.measure import phases, proof, sessions, watch
 from llama_meter.measure.machine import peak_rss
+from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
-from plamo_study.studies.context import drift, naive
+from plamo_study.studies.quantization import work as quality
 
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
+REFERENCE = "off/f16/f16"  # the kind of cache that others are held against: flash attention, type of K, type of V
+Stage = Callable[[str], None]
 clock = time.perf_counter_ns
 
 
@@ -38,7 +42,6 @@ class Timed:
     parts: list[tuple[int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    finite: bool = True
     evaluated: int = 0
     due: int = 0
 
@@ -51,34 +54,29 @@ def depths(cell: Depth) -> tuple[int, ...]:
     return (0, *(depth for depth in doubled if depth < cell.n_ctx), cell.n_ctx)
 
 
-def config(cell: Depth, room: int) -> SessionConfig:
-    """The session of a cell: room for its tokens; sliding layers keep their window unless the way says otherwise."""
-    return sessions.config(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)
-
-
-def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Depth, path: Path, stage: Stage) -> Measured:
     """Do one cell. `samples_ns`: the parts, then the steps; the series give the depth of each."""
     if cell.text:
-        return drift.run(cell, path, stage)
+        return drift(cell, path, stage)
     log: list[str] = []
     library.capture_log(log)
+    room = cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS
     start = clock()
-    with Session(path, config(cell, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)) as session:
+    with Session(path, sessions.config(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)) as session:
         load_ns, taken = clock() - start, filling.memory(log)
-        tokens = naive.draw(cell, session.n_vocab, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)
+        tokens = sessions.random_tokens(cell.seed, session.n_vocab, room)
         stage("warm-up")
         start, timed = clock(), Timed()
         session.clear()
         expected = _in_halves(session, tokens[: cell.n_ubatch])
         warmup, resident, seed = clock() - start, peak_rss(), session.get_state(0)
+        stage(cell.ladder or "ladder")
         if cell.ladder == WALK:
-            _walk(cell, session, tokens, expected, timed, stage)
+            _walk(cell, session, tokens, expected, timed)
         else:
             for _ in range(cell.repetitions):
-                _ladder(cell, session, tokens, expected, (seed, taken.cells), timed, stage)
-    checks: dict[str, float | bool] = {"second_path_error": max(timed.errors)}
-    checks |= {"second_path": max(timed.errors) <= tolerance(cell), "finite": timed.finite}
-    checks |= {"evaluated": timed.evaluated == timed.due}
+                _ladder(cell, session, tokens, expected, (seed, taken.cells), timed)
+    checks = _second_path(cell, max(timed.errors)) | {"evaluated": timed.evaluated == timed.due}
     return Measured(
         samples_ns=[[ns for _, ns in timed.parts], [ns for _, ns in timed.steps]],
         warmup_ns=[warmup],
@@ -89,6 +87,10 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         valid=passed(checks),
         peak_rss_bytes=resident,
     )
+
+
+def _second_path(cell: Depth | Naive, error: float) -> dict[str, float | bool]:
+    return {"second_path_error": error, "second_path": error <= tolerance(cell)}
 
 
 def _in_halves(session: Session, tokens: np.ndarray) -> np.ndarray:
@@ -104,51 +106,39 @@ def _ladder(
     expected: np.ndarray,
     source: tuple[bytes, tuple[int, ...]],
     timed: Timed,
-    stage: Callable[[str], None],
 ) -> None:
     part, n_steps = cell.n_ubatch, cell.n_gen + WARM_STEPS
-    asked = (n_steps - 1, part - 1)
     for depth in depths(cell):
-        stage(f"depth {depth}")
         state = filling.filled(session, source[0], depth, source[1]) if depth else b""
         new = tokens[part : 2 * part] if depth else tokens[:part]
         _restore(session, state, depth)
-        early, last = _time_part(session, new, asked, timed)
+        early, last = _time_part(session, new, (n_steps - 1, part - 1), timed)
         _restore(session, state, depth)
-        _time_steps(session, new[:n_steps], timed)
-        logits = session.logits()
-        _compare(early, logits, timed)
+        logits = _time_steps(session, new[:n_steps], timed)
         _restore(session, state, depth)
-        _compare(logits, session.prefill({0: new[:n_steps]})[0][-1], timed)
+        timed.errors += [relative_error(logits, one) for one in (early, session.prefill({0: new[:n_steps]})[0][-1])]
         if depth == cell.n_ctx:
             _restore(session, state, depth)
+            expected = _in_halves(session, new)
         if depth in (0, cell.n_ctx):
-            _compare(last, _in_halves(session, new) if depth else expected, timed)
+            timed.errors.append(relative_error(last, expected))
     timed.due += len(depths(cell)) * (part + n_steps)
 
 
-def _walk(
-    cell: Depth, session: Session, tokens: np.ndarray, expected: np.ndarray, timed: Timed, stage: Callable[[str], None]
-) -> None:
-    stage("walk")
+def _walk(cell: Depth, session: Session, tokens: np.ndarray, expected: np.ndarray, timed: Timed) -> None:
     session.clear()
     part, before = cell.n_ubatch, b""
     for depth in range(0, cell.n_ctx, part):
         before = session.get_state(0) if depth == cell.n_ctx - part else before
         (last,) = _time_part(session, tokens[depth : depth + part], (part - 1,), timed)
         if depth == 0:
-            _compare(last, expected, timed)
+            timed.errors.append(relative_error(last, expected))
     state, new = session.get_state(0), tokens[cell.n_ctx : cell.n_ctx + cell.n_gen + WARM_STEPS]
-    _time_steps(session, new, timed)
-    logits = session.logits()
+    logits = _time_steps(session, new, timed)
     _restore(session, state, cell.n_ctx)
-    _compare(logits, session.prefill({0: new})[0][-1], timed)
+    timed.errors.append(relative_error(logits, session.prefill({0: new})[0][-1]))
     _restore(session, before, cell.n_ctx - part)
-    _compare(last, _in_halves(session, tokens[cell.n_ctx - part : cell.n_ctx]), timed)
-    if cell.scale == "mini":
-        session.clear()
-        session.prefill({0: tokens[: part // 2]})
-        _compare(last, session.prefill({0: tokens[part // 2 : cell.n_ctx]})[0][-1], timed)
+    timed.errors.append(relative_error(last, _in_halves(session, tokens[cell.n_ctx - part : cell.n_ctx])))
     timed.due += cell.n_ctx + len(new)
 
 
@@ -169,25 +159,97 @@ def _time_part(session: Session, tokens: np.ndarray, rows: tuple[int, ...], time
     return logits
 
 
-def _time_steps(session: Session, tokens: np.ndarray, timed: Timed) -> None:
-    before, first = session.n_evaluated, session.n_past[0]
+def _time_steps(session: Session, tokens: np.ndarray, timed: Timed) -> np.ndarray:
+    """A decode step for each token; the logits after the last one."""
+    first, before = session.n_past[0], session.n_evaluated
     with watch.timed():
-        stamps = [clock()]
-        for token in tokens.tolist():
-            session.decode({0: token})
-            stamps.append(clock())
-    taken = np.diff(stamps).tolist()
+        taken = phases.time_steps(session, [{0: token} for token in tokens.tolist()])
     timed.steps += [(first + n, ns) for n, ns in enumerate(taken)][WARM_STEPS:]
     timed.evaluated += session.n_evaluated - before
-
-
-def _compare(logits: np.ndarray, expected: np.ndarray, timed: Timed) -> None:
-    timed.finite &= bool(np.isfinite(logits).all())
-    timed.errors.append(relative_error(logits, expected))
+    return session.logits()
 
 
 def _depths(samples: list[tuple[int, int]]) -> list[float]:
     return [float(depth) for depth, _ in samples]
 
 
-RUNS = {Depth: run, Naive: naive.run}
+def loop(cell: Naive, path: Path, stage: Stage) -> Measured:
+    """Evaluate n_gen output tokens after n_prompt, the whole text again for each and then with the cache.
+
+    `samples_ns`: per output token without the cache, then with it. The first one is the prompt's prefill in both.
+    """
+    library.capture_log([])
+    room = cell.n_prompt + cell.n_gen
+    start = clock()
+    with Session(path, sessions.config(cell, room, swa_full=False)) as session:
+        load_ns = clock() - start
+        tokens = sessions.random_tokens(cell.seed, session.n_vocab, room - 1)
+        stage("warm-up")
+        start = clock()
+        session.prefill({0: tokens[: cell.n_prompt]})
+        warmup = clock() - start
+        stage("cached")
+        cached, expected, n_cached = _outputs(cell, session, tokens, cached=True)
+        stage("naive")
+        naive, logits, n_naive = _outputs(cell, session, tokens, cached=False)
+    checks = _second_path(cell, relative_error(logits, expected))
+    checks["evaluated"] = (n_cached, n_naive) == (room - 1, sum(range(cell.n_prompt, room)))
+    return Measured(
+        samples_ns=[naive, cached],
+        warmup_ns=[warmup],
+        load_ns=load_ns,
+        n_evaluated=n_cached + n_naive,
+        checks=checks,
+        valid=passed(checks),
+    )
+
+
+def _outputs(cell: Naive, session: Session, tokens: np.ndarray, cached: bool) -> tuple[list[int], np.ndarray, int]:
+    """Nanoseconds of each output token, its logits (n_gen, n_vocab), and the number of tokens evaluated."""
+    taken, rows, evaluated = list[int](), list[np.ndarray](), 0
+    session.clear()
+    with watch.timed():
+        for end in range(cell.n_prompt, cell.n_prompt + cell.n_gen):
+            start = clock()
+            if cached and rows:
+                session.decode({0: int(tokens[end - 1])})
+                rows.append(session.logits())
+            else:
+                evaluated += session.n_evaluated
+                session.clear()
+                rows.append(session.prefill({0: tokens[:end]})[0][-1])
+            taken.append(clock() - start)
+    return taken, np.stack(rows), evaluated + session.n_evaluated
+
+
+def drift(cell: Depth, path: Path, stage: Stage) -> Measured:
+    """Evaluate `n_chunks` chunks of `n_ctx` tokens of a text with the reference and every kind of cache.
+
+    Chunks, sums and the names of the series are those of the quality study. Only a trained model's numbers are
+    meaningful.
+    """
+    library.capture_log([])
+    sums: quality.Sums = {}
+    samples: list[int] = []
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(_of_kind(cell, path, name)) for name in (REFERENCE, *cell.caches)}
+        reference = opened[REFERENCE]
+        chunks = quality.cut(cell, reference, cell.n_ctx)
+        scored = reference.score(chunks[0], cell.n_ctx - 2)[-1].copy()
+        checks = _second_path(cell, relative_error(scored, proof.by_steps(reference, 0, chunks[0][:-1])))
+        for number, chunk in enumerate(chunks):
+            stage(f"chunk {number + 1} of {len(chunks)}")
+            start, first = clock(), cell.n_ctx // 2
+            quality.add(sums, quality.compared(chunk, first, opened, REFERENCE))
+            samples.append(clock() - start)
+    checks["reference_finite"] = not any(sums[f"not_finite/{REFERENCE}"])
+    n_evaluated = chunks.size * len(opened)
+    return Measured(samples_ns=[samples], n_evaluated=n_evaluated, checks=checks, series=sums, valid=passed(checks))
+
+
+def _of_kind(cell: Depth, path: Path, kind: str) -> Session:
+    flash, type_k, type_v = kind.split("/")
+    return Session(path, quality.config(change(cell, flash_attn=flash, type_k=type_k, type_v=type_v), cell.n_ctx))
+
+
+RUNS = {Depth: run, Naive: loop}

@@ -13,8 +13,7 @@ import numpy as np
 
 from llama_meter.cells import SPLIT, Service, Shipment, Traffic
 from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import peers, sessions
+from llama_meter.measure import peers, phases, sessions
 from llama_meter.measure.peers import clock
 
 WARM_STEPS = 2
@@ -75,7 +74,7 @@ def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
     shape = cell.repetitions, cell.n_prompt
     if not isinstance(cell, Shipment):
         shape = cell.n_requests, cell.n_prompt + cell.n_gen
-    return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, n_vocab, shape, dtype=np.int32)
+    return sessions.random_tokens(cell.seed, n_vocab, *shape)
 
 
 def arrivals(cell: Asking) -> list[int]:
@@ -95,18 +94,8 @@ def warm(session: Session, prompt: np.ndarray) -> None:
     session.prefill({0: prompt[: session.config.n_ubatch]})
     session.set_state(0, session.read_state(0), session.n_past[0])
     if session.n_past[0] + WARM_STEPS <= session.config.n_ctx_seq:
-        greedy(session, int(prompt[0]), WARM_STEPS)
+        phases.greedy(session, int(prompt[0]), WARM_STEPS)
     session.clear()
-
-
-def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
-    """Logits (n_steps, n_vocab) of greedy decode steps of sequence 0, beginning with `token`."""
-    rows = []
-    for _ in range(n_steps):
-        session.decode({0: token})
-        rows.append(session.logits())
-        token = int(rows[-1].argmax())
-    return np.array(rows)
 
 
 def digest(data: np.ndarray) -> str:
@@ -137,7 +126,7 @@ def serve(order: Order, line: Connection) -> None:
             for prompt in prompts:
                 line.recv()
                 token = _ship(line, session, prompt, 0)
-                line.send(greedy(session, token, cell.n_gen))
+                line.send(phases.greedy(session, token, cell.n_gen))
         else:
             began = line.recv().at_ns
             due = zip(arrivals(cell), prompts, order.lengths, strict=True)

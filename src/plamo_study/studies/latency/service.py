@@ -22,7 +22,7 @@ from llama_meter.cells import PHASES, Service, Shipment
 from llama_meter.engine import library
 from llama_meter.engine.session import Session
 from llama_meter.errors import StudyError
-from llama_meter.measure import peers, proof, watch
+from llama_meter.measure import peers, phases, proof, watch
 from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
@@ -91,9 +91,9 @@ def shipped(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measure
                 start = clock()
                 session.set_state(0, data, header.n_tokens)
                 loaded = clock()
-                mine.append(sender.greedy(session, header.token, 1))
+                mine.append(phases.greedy(session, header.token, 1))
                 spent = header.spent | spent | {"load": loaded - start, "step": clock() - loaded}
-            mine.append(sender.greedy(session, int(mine[-1][-1].argmax()), cell.n_gen - 1))
+            mine.append(phases.greedy(session, int(mine[-1][-1].argmax()), cell.n_gen - 1))
             line.send(Go())
             theirs.append(line.recv())
             samples.append([spent[name] for name in PHASES])

@@ -8,7 +8,7 @@ CHAPTER = Chapter(
     {
         "08-speculative": Study("plan.speculative"),
         "08-several": Study(HISTORY, aside=True),
-        "08-columns": Study("plan.columns", aside=True),
+        "08-columns": Study(HISTORY, aside=True),
         "08-drafters": Study("plan.drafters", of_weights=True),
     },
     of_full_size=True,

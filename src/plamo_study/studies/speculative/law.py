@@ -19,26 +19,14 @@ from llama_meter.cells import TERMS
 from plamo_study.read.frame import usable
 from plamo_study.stats.estimates import NS, events
 
-CELL = [
-    "model",
-    "dtype",
-    "file",
-    "depth",
-    "n_seq",
-    "n_draft",
-    "how",
-    "drafter",
-    "accepts",
-    "text",
-    "draft",
-    "draft_dtype",
-]
-CELL += ["temperature"]
+CELL = ["model", "dtype", "file", "depth", "n_seq", "n_draft", "how", "drafter", "accepts", "text", "draft"]
+CELL += ["draft_dtype", "temperature"]
 PROCESS = ["build", "block", "machine", "verdict", "key"]
 SPEED = ["build", "model", "file", "depth", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 NATIVE, PART = "tokens removed", "part put back"
 WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
+METRICS = ["rate", "plain", "accepted", "right", "drafting"]
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -73,25 +61,18 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
 
     Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
     "accepted", share of drafted tokens; "right", the same of drafted tokens after right ones only, the acceptance of
-    the curves; "given", tokens per round; "drafts", share of rounds with a draft; "drafting", share of time spent on
-    drafting. Shares are missing where nothing was drafted.
+    the curves; "drafting", share of time spent on drafting. Shares are missing where nothing was drafted.
     """
     runs = processes(rows)
-    if runs.empty:
-        return pd.DataFrame(columns=[*CELL, *PROCESS, "usable", "metric", "value"])
-    counted, usable_keys = runs["series"], set(usable(rows)["key"])
     runs = runs[[*CELL, *PROCESS]].assign(
-        usable=runs["key"].isin(usable_keys),
+        usable=runs["key"].isin(set(usable(rows)["key"])),
         rate=runs["rate"],
         plain=runs["plain_rate"],
         accepted=runs["taken"],
-        right=counted.map(_right),
-        given=runs["tokens"] / runs["rounds"].map(len),
-        drafts=counted.map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))),
-        drafting=counted.map(lambda series: sum(series["draft"]) / NS) / runs["seconds"],
+        right=runs["series"].map(_right),
+        drafting=[sum(run.series["draft"]) / NS / run.seconds for run in runs.itertuples()],
     )
-    metrics = ["rate", "plain", "accepted", "right", "given", "drafts", "drafting"]
-    return runs.melt([*CELL, *PROCESS, "usable"], metrics, var_name="metric")
+    return runs.melt([*CELL, *PROCESS, "usable"], METRICS, var_name="metric")
 
 
 def _right(series: dict[str, list[float]]) -> float:
@@ -158,30 +139,22 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=[*SPEED, "machine", "blocks", "ratios"])
 
 
-def curves(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """`speed_ups` as one row per cell and acceptance: SPEED, `accepts` and `speed`, relative to plain decode."""
-    entries = []
-    for row in ups.to_dict("records"):
-        for rate in rates:
-            column = row["ratios"][_at(rate)]
-            entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
-    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
-
-
 def by_block(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """`curves` by block, for pairing: SPEED, `accepts`, `block`, `machine` and `value`, relative to plain decode."""
+    """`speed_ups` at each acceptance: SPEED, `accepts`, `block`, `machine` and `value`, relative to plain decode."""
     entries = []
     for row in ups.to_dict("records"):
         for rate in rates:
             cell = {name: row[name] for name in SPEED} | {"accepts": rate, "machine": row["machine"]}
-            speeds = zip(row["blocks"], row["ratios"][_at(rate)], strict=True)
+            speeds = zip(row["blocks"], row["ratios"][np.abs(RATES - rate).argmin()], strict=True)
             entries += [cell | {"block": block, "value": float(value)} for block, value in speeds]
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "machine", "block", "value"])
 
 
-def _at(accepts: float) -> int:
-    """Index of the nearest acceptance in RATES."""
-    return int(np.abs(RATES - accepts).argmin())
+def curves(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """`by_block` over blocks: SPEED, `accepts` and the estimate `speed`, relative to plain decode."""
+    groups = by_block(ups, rates).groupby([*SPEED, "accepts"], sort=False)["value"]
+    lines = [[*key, _of_blocks(values.to_numpy())] for key, values in groups]
+    return pd.DataFrame(lines, columns=[*SPEED, "accepts", "speed"])
 
 
 def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
@@ -190,25 +163,18 @@ def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
 
 
 def break_even(ups: pd.DataFrame) -> pd.DataFrame:
-    """`speed_ups` as one row per cell: SPEED, `from`, the acceptance above which drafting beats plain decode, `pays`.
+    """`speed_ups` as one row per cell: SPEED and `from`, the acceptance above which drafting beats plain decode.
 
-    `pays`: "from" that acceptance on, "always", "never", or "inconclusive" if the interval leaves it open.
+    None where it always or never pays, and where the interval leaves it open.
     """
     entries = []
     for row in ups.to_dict("records"):
-        ratios = row["ratios"]
-        lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
-        crossed = _crossed(ratios)
-        pays = "inconclusive" if np.isnan(crossed.low) or (crossed.low == 0 and crossed.high == 1) else "from"
-        pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
-        entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
-    return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
-
-
-def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
-    """Acceptance above which drafting is faster than plain decode."""
-    crossed = stats.crossing(RATES.tolist(), ratios, among=among)
-    return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
+        crossed, ends = stats.crossing(RATES.tolist(), row["ratios"]), row["ratios"][[0, -1]]
+        crossed = replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
+        is_open = np.isnan(crossed.low) or (crossed.low == 0 and crossed.high == 1)
+        one_sided = _of_blocks(ends[0]).above(1.0) == "holds" or _of_blocks(ends[1]).below(1.0) == "holds"
+        entries.append({name: row[name] for name in SPEED} | {"from": None if is_open or one_sided else crossed})
+    return pd.DataFrame(entries, columns=[*SPEED, "from"])
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:

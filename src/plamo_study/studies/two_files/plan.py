@@ -23,21 +23,20 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 from llama_meter.models.registry import GIVEN
-from plamo_study.studies.quantization.quality_plan import REFERENCE, TEXT
 
+WORKLOAD = "plamo_study.studies.two_files.work"
+REFERENCE, TEXT, OTHER_TEXT = "F16", "python-heldout", "english-heldout"
 TYPES = ("BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")  # beside the reference
 FEW = ("Q8_0", "Q4_K_M", "Q4_0", "Q2_K")  # where something else is varied
 COARSE = ("Q4_K_M", "Q4_0", "Q2_K")
 MIXED = ("Q8_0-ssm_out-BF16", "Q4_0-ssm_out-F16")  # of the hybrid
 AS_LARGE = "Q8_0-ffn_down-F16-ssm_out-F16"  # of the hybrid: one file of the bytes of READS and WRITES together
-APART = ("Q4_0", "Q4_0-ssm_out-F16", "F16-ssm_out-Q4_0")  # readers that tell what ssm_out alone does
-OTHER_TEXT = "english-heldout"
 PROMPT, WRITTEN, TEXTS, LONGER = 256, 64, 32, 256  # tokens read and written, texts, and tokens of a longer answer
 LENGTHS = {64: 32, 1024: 24, 2048: 16}  # other prompts, and texts of each
 TIME_LIMIT_S = 1800.0
-OWN_TEXTS, OWN_WRITTEN = 8, 32  # for files of a user's own
+GIVEN_TEXTS, GIVEN_WRITTEN = 8, 32  # for a reader's files
 
-SHAPES = {"chat": (64, 64), "retrieval": (512, 32), "code": (128, 128)}  # tokens read and written
+SHAPES = ((64, 64), (512, 32), (128, 128))  # tokens read and written: chat, retrieval, code
 SEVERAL, READ_EACH, WRITTEN_EACH = 8, 64, 16  # answers at once, and tokens of each
 FLOAT, READS, WRITES, OTHER = "F16", "Q5_K_M", "Q4_0", "Q4_K_M"
 
@@ -49,24 +48,22 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     `sweep`: files of one model, the first of which is the reference, or types; tokens read, and tokens written.
     StudyError for another scale, and for files of several models.
     """
+    base = Handover(scale=scale, dtype=REFERENCE, n_ctx=PROMPT, n_gen=WRITTEN, n_chunks=TEXTS)
+    base = _on(change(base, n_threads=1, n_gpu_layers=-1 if gpu else 0), TEXT)
     if sweep.files:
-        cells = list(_of_files(_base(GIVEN, gpu), sweep))
+        (model, _, dtype), *others = _of_one_model(sweep)
+        base = change(base, model=model, scale=GIVEN, dtype=dtype, candidates=tuple(name for _, _, name in others))
+        base = change(base, n_threads=threads_of(sweep), n_chunks=GIVEN_TEXTS, n_gen=GIVEN_WRITTEN)
+        cells = list(_of_lengths(base, sweep))
     elif scale != "mini":
         raise StudyError(f"scale {scale!r}", "pairs are held on the trained embedded models", "choose --scale mini")
     else:
-        base, others = _base(scale, gpu), dict(zip(MODELS, reversed(MODELS), strict=True))
-        models = [change(base, model=model, stranger=others[model]) for model in MODELS]
-        own = [list(_of_lengths(pair, sweep) if sweep != NOTHING else _of_model(pair)) for pair in models]
-        cells = [cell for kind in zip(*own, strict=True) for cell in kind if cell]
+        strangers = zip(MODELS, reversed(MODELS), strict=True)
+        models = [change(base, model=model, stranger=stranger) for model, stranger in strangers]
+        each = [list(_of_model(pair) if sweep == NOTHING else _of_lengths(pair, sweep)) for pair in models]
+        cells = [cell for kind in zip(*each, strict=True) for cell in kind if cell]
     planned = with_gates("B-pairs", scale_of(scale, sweep), tuple(cells), exact_cache=False)
-    return replace(
-        planned, blocks=1, extra_blocks=0, time_limit_s=TIME_LIMIT_S, workload="plamo_study.studies.two_files.work"
-    )
-
-
-def _base(scale: str, gpu: bool) -> Handover:
-    base = Handover(scale=scale, dtype=REFERENCE, n_ctx=PROMPT, n_gen=WRITTEN, n_chunks=TEXTS)
-    return change(_on(base, TEXT), n_threads=1, n_gpu_layers=-1 if gpu else 0)
+    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=TIME_LIMIT_S, workload=WORKLOAD)
 
 
 def _on(base: Handover, text: str) -> Handover:
@@ -78,7 +75,6 @@ def _of_model(base: Handover) -> Iterator[Handover | None]:
     hybrid, few = base.model == MODELS[0], change(base, candidates=FEW, paired="few")
     yield change(base, candidates=TYPES + (MIXED if hybrid else ()))
     yield change(base, candidates=COARSE, compares="parts") if hybrid else None
-    yield change(base, candidates=APART, paired="few") if hybrid else None
     yield change(base, candidates=(AS_LARGE,), paired="few") if hybrid else None
     yield change(few, candidates=COARSE, compares="free")
     yield _on(few, OTHER_TEXT)
@@ -92,15 +88,9 @@ def _of_model(base: Handover) -> Iterator[Handover | None]:
 
 def _of_lengths(base: Handover, sweep: Sweep) -> Iterator[Handover]:
     """Every pair of the types that were asked for, at the lengths that were asked for."""
-    asked = tuple(name for name in sweep.dtypes if name != base.dtype)
-    own = change(base, candidates=asked or base.candidates or FEW, n_gen=one("n_gen", sweep.n_gen, base.n_gen))
-    yield from (change(own, n_ctx=n_ctx) for n_ctx in sweep.n_prompt or (PROMPT,))
-
-
-def _of_files(base: Handover, sweep: Sweep) -> Iterator[Handover]:
-    (model, scale, dtype), *others = _of_one_model(sweep)
-    own = change(base, model=model, scale=scale, dtype=dtype, candidates=tuple(name for _, _, name in others))
-    return _of_lengths(change(own, n_threads=threads_of(sweep), n_chunks=OWN_TEXTS, n_gen=OWN_WRITTEN), sweep)
+    types = tuple(name for name in sweep.dtypes if name != base.dtype) or base.candidates or FEW
+    cell = change(base, candidates=types, n_gen=one("n_gen", sweep.n_gen, base.n_gen))
+    yield from (change(cell, n_ctx=n_ctx) for n_ctx in sweep.n_prompt or (PROMPT,))
 
 
 def is_pair(sweep: Sweep) -> bool:
@@ -124,46 +114,34 @@ def requests(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     of which each reads for those after it; tokens read, tokens written, threads.
     """
     check_scale(scale)
-    base = Relay(scale=scale, n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
-    own = _requests_of_files(base, sweep) if sweep.files or sweep.dtypes else _requests(base, sweep)
-    cells = tuple(cell for cell in dict.fromkeys(own) if fits(cell))
+    base = Relay(n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
+    shapes = [(read, written) for read in sweep.n_prompt or (PROMPT,) for written in sweep.n_gen or (WRITTEN,)]
+    shapes = shapes if sweep.n_prompt or sweep.n_gen else list(SHAPES)
+    if sweep.files or sweep.dtypes:
+        files = _of_one_model(sweep) if sweep.files else tuple((MODELS[0], scale, name) for name in sweep.dtypes)
+        readers = [(file, other) for at, file in enumerate(files) for other in files[at:]]
+        wanted = [_request(base, *pair, shape) for shape in shapes for pair in readers]
+    else:
+        models = MODELS if scale == "mini" else MODELS[:1]
+        wanted = [cell for model in models for cell in _of_types(base, model, scale, shapes)]
+    cells = tuple(cell for cell in dict.fromkeys(wanted) if fits(cell))
     planned = lean("B-requests", scale_of(scale, sweep), cells, needed=2 if sweep.files else 3)
-    return replace(planned, workload="plamo_study.studies.two_files.relay")
+    return replace(planned, workload=WORKLOAD)
 
 
-def _shapes(sweep: Sweep) -> dict[str, tuple[int, int]]:
-    """Tokens read and written, by the name of a shape of request."""
-    asked = [(read, written) for read in sweep.n_prompt or (PROMPT,) for written in sweep.n_gen or (WRITTEN,)]
-    return (
-        {f"{read}+{written}": (read, written) for read, written in asked} if sweep.n_prompt or sweep.n_gen else SHAPES
-    )
+def _request(base: Relay, reader: File, writer: File, shape: tuple[int, int]) -> Relay:
+    model, scale, dtype = reader
+    cell = change(base, model=model, scale=scale, dtype=dtype, n_prompt=shape[0], n_gen=shape[1])
+    return cell if reader == writer else change(cell, writer=writer[0], writer_dtype=writer[2])
 
 
-def _requests(base: Relay, sweep: Sweep) -> Iterator[Relay]:
-    for model in MODELS if base.scale == "mini" else MODELS[:1]:
-        own = change(base, model=model)
-
-        def of(reader: str, writer: str, shape: tuple[int, int], own: Relay = own) -> Relay:
-            cell = change(own, dtype=reader, n_prompt=shape[0], n_gen=shape[1])
-            return cell if reader == writer else change(cell, writer=own.model, writer_dtype=writer)
-
-        shapes = _shapes(sweep).values()
-        for shape in shapes:
-            yield from (of(*pair, shape) for pair in ((WRITES, WRITES), (READS, WRITES), (FLOAT, WRITES)))
-        chat = next(iter(shapes))
-        yield from (of(*pair, chat) for pair in ((OTHER, OTHER), (READS, READS), (READS, OTHER), (FLOAT, FLOAT)))
-        together = (of(*pair, (READ_EACH, WRITTEN_EACH)) for pair in ((WRITES, WRITES), (READS, WRITES)))
-        yield from (several := [change(cell, n_seq=SEVERAL) for cell in together])
-        yield change(several[-1], n_processes=2)  # reads on while it writes
-        yield from (change(of(READS, WRITES, shape), n_processes=2) for shape in shapes)
-        if model == MODELS[0]:
-            yield from (of(AS_LARGE, AS_LARGE, shape) for shape in shapes)
-
-
-def _requests_of_files(base: Relay, sweep: Sweep) -> Iterator[Relay]:
-    given = _of_one_model(sweep) if sweep.files else [(MODELS[0], base.scale, name) for name in sweep.dtypes]
-    for n_prompt, n_gen in _shapes(sweep).values():
-        for at, (model, scale, dtype) in enumerate(given):
-            cell = change(base, model=model, scale=scale, dtype=dtype, n_prompt=n_prompt, n_gen=n_gen)
-            yield cell
-            yield from (change(cell, writer=model, writer_dtype=other) for _, _, other in given[at + 1 :])
+def _of_types(base: Relay, model: str, scale: str, shapes: list[tuple[int, int]]) -> Iterator[Relay]:
+    """The requests of one of our own models, in order of need."""
+    both = [(WRITES, WRITES), (READS, WRITES)]
+    others = [(OTHER, OTHER), (READS, READS), (READS, OTHER), (FLOAT, FLOAT)]
+    wanted = [(shape, pair, 1) for shape in shapes for pair in (*both, (FLOAT, WRITES))]
+    wanted += [(shapes[0], pair, 1) for pair in others]
+    wanted += [((READ_EACH, WRITTEN_EACH), pair, SEVERAL) for pair in both]
+    wanted += [(shape, (AS_LARGE, AS_LARGE), 1) for shape in shapes if model == MODELS[0]]
+    for shape, (reader, writer), n_seq in wanted:
+        yield change(_request(base, (model, scale, reader), (model, scale, writer), shape), n_seq=n_seq)

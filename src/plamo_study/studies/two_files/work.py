@@ -1,16 +1,17 @@
-"""A prompt read by one file and its answer written by another file of the same model, for pairs of types.
+"""A prompt read by one file and its answer written by another file of the same model.
 
 The state of a sequence does not depend on the type of the weights. The reader evaluates a prompt without its last
-token; the writer takes the state, evaluates that token and the text's next ones, and so predicts every written token.
-The reference is one undivided pass of the file `dtype`: a pair of it with itself shows what dividing alone changes.
+token; the writer takes the state, and evaluates that token and the next ones.
 
-Series, one number per text, of a pair "A>B" (read by A, written by B), sums over the written tokens: `kld/A>B`,
-`nll/A>B`, `same_first/A>B` and, of pairs written in `dtype`, `near/A>B` and `far/A>B` (KLD of the first and the last
-`STEP` tokens). `distance/A>B` of these: KLD of every `STEP` tokens, the mean a token over all texts.
+Of a cell of kind "handover" a text gives the written tokens, and the writer predicts every one of them. The reference
+is one undivided pass of the file `dtype`: a pair of it with itself shows what dividing alone changes. Series, one
+number per text, of a pair "A>B" (read by A, written by B): `kld/A>B`, a sum over the written tokens, and, of pairs
+written in `dtype`, `near/A>B` and `far/A>B` (of the first and the last `STEP` tokens). `distance/A>B` of these: KLD of
+every `STEP` tokens, the mean a token over all texts. Of parts: `kld/A>B/PART`, where B read the prompt itself and only
+PART of the state is A's. Of free answers: `same/A>B`, tokens until a greedy answer leaves the reference's own.
 
-Asked for parts: `kld/A>B/PART`, where B read the prompt itself and only PART of the state is A's. Asked for free
-answers: `same/A>B`, tokens until a greedy answer leaves the reference's own, and `under/A>B`, the answer's nll under
-the undivided reference.
+A cell of kind "relay" times requests whose tokens are random. Several are read one after the other and written
+together. One file alone reads the prompt to its end, which gives the first token, and moves nothing.
 """
 
 import time
@@ -21,22 +22,25 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import Handover
+from llama_meter.cells import Handover, Relay
 from llama_meter.engine import library
-from llama_meter.engine.parts import CACHE, CONVOLUTION, HEADER, PARTS, RECURRENT, parts, spliced
+from llama_meter.engine.parts import PARTS, spliced
 from llama_meter.engine.session import EngineError, Session
-from llama_meter.measure import texts
+from llama_meter.errors import StudyError
+from llama_meter.measure import machine, phases, sessions, watch
 from llama_meter.measure.parting import parting
+from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.models.registry import GIVEN
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
-from plamo_study.studies.quantization import divergence, work as quality
+from plamo_study.studies.quantization import work as quality
+from plamo_study.studies.two_files.law import STEP
 
-STEP = 8  # written tokens that are one distance from the hand-over
-UNDIVIDED = "undivided"
 NONE, ALL = "none", "all"  # of the parts
+WARM_TOKENS, WARM_STEPS = 32, 2  # of a relay, evaluated by each file before anything is timed, with as many sequences
 Sessions = dict[str, Session]
+Stage = Callable[[str], None]
 clock = time.perf_counter_ns
 
 
@@ -54,14 +58,9 @@ class Text:
         """What a reader evaluates."""
         return self.tokens[: self.n_prompt - 1]
 
-    @property
-    def targets(self) -> np.ndarray:
-        """The written tokens."""
-        return self.tokens[self.n_prompt :]
-
 
 @dataclass
-class Found:
+class Tally:
     """What all texts gave: sums, KLD by distance, and of every check the worst."""
 
     sums: quality.Sums = field(default_factory=dict)
@@ -75,101 +74,85 @@ class Found:
             self.checks[name] = bool(worst and value) if isinstance(value, bool) else max(worst, value)
 
 
-def run(cell: Handover, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
+def run(cell: Handover, path: Path, stage: Stage, *others: Path) -> Measured:
     """Evaluate `n_chunks` texts with every pair of files, then plant states that must not pass."""
     library.capture_log([])
-    tally, samples = Found(), []
-    first = np.empty(0)  # logits of the first text in one pass
+    tally, samples = Tally(), []
+    given = dict(zip((cell.dtype, *cell.candidates), (path, *others), strict=False))
+    files = given if cell.scale == GIVEN else quality.files(cell, path)
     with ExitStack() as stack:
-        config = quality.config(cell, cell.n_ctx + cell.n_gen)
-        sessions = {
-            name: stack.enter_context(Session(file, config)) for name, file in files(cell, path, others).items()
-        }
-        reference = sessions[cell.dtype]
-        tokens = reference.tokenize(texts.planned(cell.text, cell.text_sha256))
-        chunks = texts.chunks(tokens, cell.n_ctx + cell.n_gen, cell.n_chunks, reference.bos)
+        n_tokens = cell.n_ctx + cell.n_gen
+        config = quality.config(cell, n_tokens)
+        opened = {name: stack.enter_context(Session(file, config)) for name, file in files.items()}
+        reference = opened[cell.dtype]
+        chunks = quality.cut(cell, reference, n_tokens)
         for number, chunk in enumerate(chunks):
             stage(f"text {number + 1} of {len(chunks)}")
             start = clock()
             whole = reference.score(chunk, cell.n_ctx - 1).copy()
-            first = whole if number == 0 else first
-            text = Text(chunk, cell.n_ctx, whole, divergence.log_softmax(whole))
-            nll = divergence.nll(text.log_p, text.targets)
-            quality.add(tally.sums, {"tokens": len(text.targets), f"nll/{UNDIVIDED}": nll.sum()})
-            ASKED[cell.compares](cell, sessions, text, tally)
+            text = Text(chunk, cell.n_ctx, whole, quality.log_softmax(whole))
+            quality.add(tally.sums, {"tokens": cell.n_gen})
+            COMPARES[cell.compares](cell, opened, text, tally)
             samples.append(clock() - start)
         stage("planted states")
-        tally.check(**_by_steps(cell, reference, chunks[0], first))
+        tally.check(**_by_steps(cell, reference, chunks[0]))
         tally.check(**_planted(cell, reference, others[-1] if cell.stranger else None, chunks))
     if "undivided_error" in tally.checks:
         tally.check(undivided=tally.checks["undivided_error"] <= tolerance(cell))
-    series = {
-        f"distance/{pair}": [quality.short(v) for v in np.mean(of, axis=0)] for pair, of in tally.distances.items()
-    }
-    return Measured(samples_ns=[samples], checks=tally.checks, series=tally.sums | series, valid=passed(tally.checks))
-
-
-def files(cell: Handover, path: Path, others: tuple[Path, ...]) -> dict[str, Path]:
-    """Every file by its type: candidates lie beside the reference, or were given as it was."""
-    if cell.scale == GIVEN:
-        return {cell.dtype: path} | dict(zip(cell.candidates, others, strict=True))
-    return {cell.dtype: path} | {name: quality.candidate_path(cell, path, name) for name in cell.candidates}
+    for pair, of in tally.distances.items():
+        for value in np.mean(of, axis=0):
+            quality.add(tally.sums, {f"distance/{pair}": value})
+    return Measured(samples_ns=[samples], checks=tally.checks, series=tally.sums, valid=passed(tally.checks))
 
 
 def pairs(cell: Handover) -> list[tuple[str, str]]:
-    """Reader and writer of every pair that a cell asks for."""
+    """Reader and writer of every pair that a cell compares."""
     names = (cell.dtype, *cell.candidates)
     every = [(reader, writer) for reader in names for writer in names]
     return every if cell.paired == "whole" else [pair for pair in every if cell.dtype in pair or pair[0] == pair[1]]
 
 
-def _pairs(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
-    states = {name: read(session, text.prompt) for name, session in sessions.items()}
+def _pairs(cell: Handover, opened: Sessions, text: Text, tally: Tally) -> None:
+    states = {name: read(session, text.prompt) for name, session in opened.items()}
     for reader, writer in pairs(cell):
-        pair, logits = f"{reader}>{writer}", _handed(sessions[writer], states[reader], text, tally)
-        of = quality.divergences(text.log_p, logits, text.targets)
-        values = {"nll": of[:, 0].sum(), "kld": of[:, 1].sum()}
-        if reader in (writer, cell.dtype):
-            values["same_first"] = int(of[0, 2])
+        pair, logits = f"{reader}>{writer}", _handed(opened[writer], states[reader], text, tally)
+        kld = quality.kl_divergence(text.log_p, quality.log_softmax(logits))
+        quality.add(tally.sums, {f"kld/{pair}": kld.sum()})
         if writer == cell.dtype:
-            values |= {"near": of[:STEP, 1].sum(), "far": of[-STEP:, 1].sum()}
-            tally.distances.setdefault(pair, []).append(
-                of[: cell.n_gen // STEP * STEP, 1].reshape(-1, STEP).mean(axis=1)
-            )
+            quality.add(tally.sums, {f"near/{pair}": kld[:STEP].sum(), f"far/{pair}": kld[-STEP:].sum()})
+            steps = kld[: cell.n_gen // STEP * STEP].reshape(-1, STEP).mean(axis=1)
+            tally.distances.setdefault(pair, []).append(steps)
         if reader == writer == cell.dtype:
             tally.check(undivided_error=relative_error(logits, text.whole))
-        quality.add(tally.sums, {f"{what}/{pair}": value for what, value in values.items()})
 
 
-def _by_parts(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
+def _by_parts(cell: Handover, opened: Sessions, text: Text, tally: Tally) -> None:
     """Each part of a state alone from another reader: a bad part among good ones, and a good one among bad ones."""
-    states = {name: read(session, text.prompt) for name, session in sessions.items()}
+    states = {name: read(session, text.prompt) for name, session in opened.items()}
     for name in cell.candidates:
         for reader, writer in ((name, cell.dtype), (cell.dtype, name)):
             own, other = states[writer], states[reader]
             tally.check(all_is_other=spliced(own, other, PARTS) == other, none_is_own=spliced(own, other, ()) == own)
             for what, taken in {NONE: (), ALL: PARTS, **{part: (part,) for part in PARTS}}.items():
-                logits = _handed(sessions[writer], spliced(own, other, taken), text, tally)
-                kld = quality.divergences(text.log_p, logits, text.targets)[:, 1].sum()
+                logits = _handed(opened[writer], spliced(own, other, taken), text, tally)
+                kld = quality.kl_divergence(text.log_p, quality.log_softmax(logits)).sum()
                 quality.add(tally.sums, {f"kld/{reader}>{writer}/{what}": kld})
 
 
-def _free(cell: Handover, sessions: Sessions, text: Text, tally: Found) -> None:
-    """Greedy answers: how long each is the reference's own, and how likely the reference finds it."""
-    states = {name: read(session, text.prompt) for name, session in sessions.items()}
+def _free(cell: Handover, opened: Sessions, text: Text, tally: Tally) -> None:
+    """Greedy answers: how long each is the reference's own."""
+    states = {name: read(session, text.prompt) for name, session in opened.items()}
     answers = {}
     for reader, writer in pairs(cell):
-        take(sessions[writer], states[reader], len(text.prompt))
-        answers[reader, writer] = greedy(sessions[writer], int(text.tokens[cell.n_ctx - 1]), cell.n_gen)
+        take(opened[writer], states[reader], len(text.prompt))
+        logits = phases.greedy(opened[writer], int(text.tokens[cell.n_ctx - 1]), cell.n_gen)
+        answers[reader, writer] = logits.argmax(axis=1)
     for (reader, writer), answer in answers.items():
         same = parting(answers[cell.dtype, cell.dtype], answer).token
-        logits = sessions[cell.dtype].score(np.concatenate([text.tokens[: cell.n_ctx], answer]), cell.n_ctx - 1)
-        nll = divergence.nll(divergence.log_softmax(logits), answer).sum()
-        values = {"same": same if same >= 0 else cell.n_gen, "under": nll}
-        quality.add(tally.sums, {f"{what}/{reader}>{writer}": value for what, value in values.items()})
+        quality.add(tally.sums, {f"same/{reader}>{writer}": same if same >= 0 else cell.n_gen})
 
 
-ASKED = {"": _pairs, "parts": _by_parts, "free": _free}
+COMPARES = {"": _pairs, "parts": _by_parts, "free": _free}
 
 
 def read(session: Session, prompt: np.ndarray) -> bytes:
@@ -190,15 +173,6 @@ def written(session: Session, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
     return session.verify({0: chunk[n_prompt - 1 : -1]})[0].copy()
 
 
-def greedy(session: Session, token: int, n_gen: int) -> np.ndarray:
-    """The likeliest tokens (n_gen,) int32 after a context and `token`, one by one."""
-    tokens = []
-    for _ in range(n_gen):
-        session.decode({0: token})
-        tokens.append(token := int(session.logits().argmax()))
-    return np.array(tokens, np.int32)
-
-
 def refuses(session: Session, state: bytes, n_past: int) -> bool:
     """Whether the engine refuses a state. The context is empty afterwards."""
     try:
@@ -210,7 +184,7 @@ def refuses(session: Session, state: bytes, n_past: int) -> bool:
     return False
 
 
-def _handed(session: Session, state: bytes, text: Text, tally: Found) -> np.ndarray:
+def _handed(session: Session, state: bytes, text: Text, tally: Tally) -> np.ndarray:
     """Logits of the written tokens by a writer that takes this state."""
     take(session, state, len(text.prompt))
     tally.check(state_identical=session.get_state(0) == state)
@@ -219,8 +193,9 @@ def _handed(session: Session, state: bytes, text: Text, tally: Found) -> np.ndar
     return logits
 
 
-def _by_steps(cell: Handover, session: Session, chunk: np.ndarray, whole: np.ndarray) -> dict[str, float | bool]:
+def _by_steps(cell: Handover, session: Session, chunk: np.ndarray) -> dict[str, float | bool]:
     """A second path: one text written token by token after the hand-over, as a server does, against its one pass."""
+    whole = session.score(chunk, cell.n_ctx - 1).copy()
     take(session, read(session, chunk[: cell.n_ctx - 1]), cell.n_ctx - 1)
     rows = []
     for token in chunk[cell.n_ctx - 1 : -1].tolist():
@@ -245,8 +220,6 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
     errors = {name: relative_error(answers[name], answers[""]) for name in planted}
     seen: dict[str, float | bool] = {f"{name}_error": error for name, error in errors.items()}
     seen |= {name: error > tolerance(cell) for name, error in errors.items()}
-    if cell.compares == "parts":
-        seen["fixed_is_tail"] = _fixed_is_tail(session, chunks[0][:n_past])
     if stranger:
         with Session(stranger, session.config) as another:
             seen["stranger_refused"] = refuses(session, read(another, chunks[0][:n_past]), n_past)
@@ -255,13 +228,117 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
     return seen | {"truncated_refused": refuses(session, own[: len(own) // 2], n_past)}
 
 
-def _fixed_is_tail(session: Session, prompt: np.ndarray) -> bool:
-    """Whether what the engine itself writes as the recurrent part holds both parts taken for it, and not the cache."""
-    state, where = read(session, prompt), parts(read(session, prompt))
-    fixed = session.read_state(0, "fixed").tobytes()[HEADER:]
-    start = len(state) - len(fixed)
-    inside = all(part.start > start for name in (CONVOLUTION, RECURRENT) for part in where[name])
-    return state[start:] == fixed and inside and all(part.stop <= start for part in where[CACHE])
+# ------------------------------------------------------------------ whole requests
 
 
-RUNS = {Handover: run}
+def relay(cell: Relay, path: Path, stage: Stage, *others: Path) -> Measured:
+    """Measure requests. `samples_ns`: of every repetition the time to read, to save and to load states, and to write.
+
+    `series`: "resident", bytes of the process's memory before any file and after each was loaded and used; "load" (s)
+    of each file. `n_bytes`: of one state. StudyError for files of two vocabularies.
+    """
+    library.capture_log([])
+    opened, loads, warmup, resident = list[Session](), list[float](), 0, [float(machine.memory().rss)]
+    n_tokens = cell.n_prompt + cell.n_gen
+    with ExitStack() as stack:
+        for file in (path, *others):
+            stage(f"load {len(opened) + 1}")
+            config, start = sessions.config(cell, n_tokens, n_seq_max=cell.n_seq, swa_full=False), clock()
+            opened.append(stack.enter_context(Session(file, config)))
+            loads.append((clock() - start) / 1e9)
+            start = clock()
+            shape = cell.repetitions, cell.n_seq, n_tokens
+            tokens = sessions.random_tokens(cell.seed, opened[-1].n_vocab, *shape)
+            _warm(opened[-1], tokens[0, 0])
+            warmup += clock() - start
+            resident.append(float(machine.memory().rss))
+        reader, writer = opened[0], opened[-1]
+        if reader.n_vocab != writer.n_vocab:
+            why = f"knows {writer.n_vocab} tokens, and the reader {reader.n_vocab}"
+            raise StudyError("the writer", why, "give two files of one model")
+        samples, evaluated = [], 0
+        for streams in tokens:
+            stage("requests")
+            spent, states, logits, n_evaluated = _answered(cell, reader, writer, streams)
+            samples.append(spent)
+            evaluated += n_evaluated
+        stage("proof")
+        checks = _proved(cell, reader is writer, writer, tokens[-1], states, logits)
+    checks["evaluated"] = evaluated == tokens.size - cell.repetitions * cell.n_seq
+    return Measured(
+        samples_ns=samples,
+        warmup_ns=[warmup],
+        load_ns=int(1e9 * sum(loads)),
+        n_evaluated=evaluated,
+        n_bytes=len(states[0]),
+        checks=checks,
+        series={"resident": resident, "load": loads},
+        valid=passed(checks),
+    )
+
+
+def _warm(session: Session, stream: np.ndarray) -> None:
+    """A short prompt, its state in every sequence, and some steps of all of them."""
+    n = min(WARM_TOKENS, len(stream) - WARM_STEPS)
+    session.prefill({0: stream[:n]})
+    state, sequences = session.read_state(0), range(session.config.n_seq_max)
+    for seq in sequences:
+        session.set_state(seq, state, n)
+    for token in stream[n : n + WARM_STEPS].tolist():
+        session.decode(dict.fromkeys(sequences, token))
+    session.clear()
+
+
+def _answered(
+    cell: Relay, reader: Session, writer: Session, streams: np.ndarray
+) -> tuple[list[int], list[bytes], list[np.ndarray], int]:
+    """One repetition: its times, the state of each request's prompt, the last logits of each answer, tokens evaluated.
+
+    The writer may be the reader itself, and then moves nothing.
+    """
+    alone = reader is writer
+    end = cell.n_prompt - (0 if alone else 1)  # tokens that are read
+    steps = [dict(enumerate(step)) for step in streams[:, end:-1].T.tolist()]
+    writer.clear()
+    taken, states, evaluated = np.zeros(4, int), list[bytes](), 0
+    with watch.timed():
+        for seq, stream in enumerate(streams):
+            if not alone:
+                reader.clear()
+            stamps = [clock()]
+            reader.prefill({seq if alone else 0: stream[:end]})
+            stamps.append(clock())
+            if alone:
+                taken[0] += stamps[1] - stamps[0]
+                continue
+            state = reader.read_state(0)
+            stamps.append(clock())
+            writer.set_state(seq, state, end)
+            stamps.append(clock())
+            taken[:3] += np.diff(stamps)
+            states.append(state.tobytes())
+            evaluated += reader.n_evaluated
+    states = states or [writer.get_state(seq) for seq in range(cell.n_seq)]
+    with watch.timed():
+        taken[3] = sum(phases.time_steps(writer, steps))
+    last = [writer.logits(row) for row in range(cell.n_seq)]
+    return taken.tolist(), states, last, evaluated + writer.n_evaluated
+
+
+def _proved(
+    cell: Relay, alone: bool, writer: Session, streams: np.ndarray, states: list[bytes], last: list[np.ndarray]
+) -> dict[str, float | bool]:
+    """The first and the last answer, alone and in one call from the state of their prompts."""
+    end = cell.n_prompt - (0 if alone else 1)
+    limit = max(tolerance(cell), tolerance(change(cell, dtype=cell.writer_dtype or cell.dtype)))
+    errors, identical = [], True
+    for seq in sorted({0, cell.n_seq - 1}):
+        take(writer, states[seq], end)
+        identical &= alone or writer.get_state(0) == states[seq]
+        errors.append(relative_error(last[seq], writer.prefill({0: streams[seq, end:-1]})[0][-1]))
+    error = max(errors)
+    checks: dict[str, float | bool] = {"second_path_error": error, "second_path": error <= limit, "tolerance": limit}
+    return checks | {"finite": bool(np.isfinite(last).all()), "state_identical": identical}
+
+
+RUNS = {Handover: run, Relay: relay}

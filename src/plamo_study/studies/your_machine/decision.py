@@ -18,7 +18,7 @@ from llama_meter.stats import FEW, Estimate, selected
 from plamo_study.read.recording import read
 from plamo_study.show.findings import figure, name, number
 from plamo_study.stats.estimates import compare, estimate
-from plamo_study.studies.context import memory
+from plamo_study.studies.context import law as contexts
 from plamo_study.studies.quantization import law as quality
 
 ENOUGH = 0.95  # of the best gain: fewer slots that come so near are chosen, for every user's speed is higher
@@ -231,7 +231,7 @@ def context(fact: Model, n: int, request: Request, row: pd.Series, longest: floa
     room, most = request.room(fact), fact["shape"].get("context_length") or 0
     why = fact.get("uncounted", MIXTURE)
     if why.startswith(MIXTURE):
-        kept = memory.reserved(fact, f"on/{row.type_k}/{row.type_v}", room, UBATCH, whole=False)
+        kept = contexts.reserved(fact, f"on/{row.type_k}/{row.type_v}", room, UBATCH, whole=False)
         state = f", {number(kept['state'] / 1e6)} MB of it a recurrent state" if kept["state"] else ""
         each = kept["kv"] + kept["state"]
         said = f"a slot of {room:,} tokens takes {number(each / 1e6)} MB{state}"
