@@ -15,9 +15,6 @@ from conftest import mini_file
 from test_cli import in_one_process
 
 from llama_meter import disk, paths
-from llama_meter.errors import StudyError
-from llama_meter.measure import result_file
-from llama_meter.rows import Row
 from plamo_study.cli.terminal import Terminal, grid
 from plamo_study.publish.pages import publish
 
@@ -242,15 +239,6 @@ def test_what_cannot_be_taken_in_is_one_message(bad_input, name):
     assert "Traceback" not in said
 
 
-def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    (tmp_path / "local").mkdir()
-    for text in ("", DEEP, "{", '{"a": 1}', "\xff"):
-        (tmp_path / "local/found.json").write_text(text, encoding="latin-1")
-        with pytest.raises(StudyError, match="damaged"):
-            result_file.load("local", "found.json", Row, "plamo-study")
-
-
 # ------------------------------------------------------------------ words
 
 
@@ -302,20 +290,6 @@ def test_what_an_output_cannot_encode_is_escaped(encoding, tmp_path):
     done = cli("models", "check", str(name), PYTHONIOENCODING=encoding)
     assert done.returncode == 0, done.stderr
     assert r"\u6587\u5b57" in done.stdout.decode(encoding)
-
-
-def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
-    name = os.fsencode(tmp_path) + b"/caf\xe9.gguf"
-    shutil.copy(mini_file(DRAFT), name)
-    done = subprocess.run(
-        [*CLI, "models", "quantize", name, "--type", "Q8_0"],
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 2, done.stderr
-    assert b"caf\\xdce9.gguf" in done.stderr
-    assert b"mend:" in done.stderr
 
 
 @pytest.mark.long

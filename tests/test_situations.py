@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from llama_meter import http, paths, surroundings
+from llama_meter import http, paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import asked, plan
@@ -103,41 +103,6 @@ def test_a_number_of_layers_that_is_none_is_one_sentence(value, kind, sub, tmp_p
 def test_a_name_is_plain_from_the_start(tmp_path):
     [found] = given.give(str(derived(tmp_path, "general.name", "a&b [c] | d", STRING)))
     assert found.spec.name == "a?b ?c? ? d"
-
-
-# ------------------------------------------------------------------ what a command is started with
-
-
-@pytest.mark.parametrize("module", ["numpy/__init__.py", "msgspec.py", "random.py"])
-def test_modules_that_pythonpath_puts_in_place_of_ours_are_named(module, tmp_path):
-    file = tmp_path / module
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("")
-    started = [sys.executable, "-m", "plamo_study.cli.main", "--help"]
-    done = subprocess.run(started, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 2
-    assert module.split("/")[0].removesuffix(".py") in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("odd", [{"COLUMNS": "0"}, {"COLUMNS": ""}, {"HOME": ""}, {"COLUMNS": "00", "LINES": "0"}])
-def test_odd_widths_and_homes_hide_no_error(odd):
-    command = [sys.executable, "-m", "plamo_study.cli.main", "models", "check", "/nope"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | odd)
-    assert "/nope" in done.stderr
-    assert done.returncode == 2
-
-
-def test_a_user_without_a_home_gets_one(monkeypatch):
-    monkeypatch.setenv("HOME", "")
-
-    def nobody():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(surroundings.Path, "home", nobody)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    surroundings.prepare()
-    assert os.environ["HOME"] == "/"
 
 
 def test_a_reader_that_leaves_ends_a_command_silently():

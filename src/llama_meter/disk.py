@@ -1,16 +1,8 @@
-"""Files of ours and of others: written whole or not at all, locked, and read within bounds.
+"""Files that are written whole or not at all, locks, and names and texts that a terminal or a page can show."""
 
-What is written appears under its name only when it is complete, and never replaces anything but a regular file. What
-comes from elsewhere is read up to a size and as text that a terminal can show.
-"""
-
-import errno
 import fcntl
-import glob
 import os
 import re
-import stat
-import tempfile
 import time
 import tomllib
 import unicodedata
@@ -21,107 +13,46 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
-from llama_meter.errors import StudyError, of_system
+from llama_meter.errors import StudyError
 
-PID = "[0-9]{1,9}"  # of a process; other digits beside a name are somebody else's
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+GRACE_S = 1.0  # that a lock may outlive its run
 
 
 @contextmanager
 def growing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path`: it becomes `path` when the block succeeds, and is removed when it fails.
 
-    Its name contains this process's id: two processes may write the same file, and the later one replaces it. What a
-    killed process left of it is removed. Raises StudyError as `check_out` does; on a full disk the error names `path`.
+    Its name contains this process's id: two processes may write the same file, and the later one replaces it. An error
+    of the system names `path`.
     """
-    check_out(path, replace=True)
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        pid = left.name.split(".")[-2]
-        if re.fullmatch(PID, pid) and not psutil.pid_exists(int(pid)) and not left.is_dir():
-            left.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.unlink(missing_ok=True)  # a link of that name would be followed
         yield partial
-        check_out(path, replace=True)
-        _sync(partial)
+        with partial.open("rb") as written:  # a power cut would leave the name of an empty one
+            os.fsync(written.fileno())
         os.replace(partial, path)
     except OSError as error:
-        if error.filename == str(partial) or (error.filename is None and error.errno in FULL):
-            error.filename = str(path)
+        error.filename = str(path)
         raise
     finally:
         with suppress(OSError):  # of a disk that nothing can be written to
             partial.unlink()
 
 
-def _sync(path: Path) -> None:
-    """Let the disk have a file before its name: a power cut would leave the name of an empty one."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def check_out(path: Path, replace: bool = False) -> None:
-    """Raise StudyError unless a file may be written there: the name is free or, to `replace` it, a regular file's.
-
-    A folder, a device, a pipe, a socket or a link to one of them is never replaced.
-    """
-    if path.name in ("", "..", "."):
-        raise StudyError(repr(str(path)), "names no file", "name a new file")
-    if not os.path.lexists(path):
-        return
-    if not path.is_file():
-        raise StudyError(str(path), "is no regular file, and is left as it is", "name a new file")
-    if not replace:
+    """Raise StudyError unless a file may be written there: the name is free or, to `replace` it, a file's."""
+    if path.is_dir():
+        raise StudyError(str(path), "is a folder", "name a new file")
+    if path.exists() and not replace:
         raise StudyError(str(path), "is there already", "name another file, or replace it with --force")
 
 
-GRACE_S = 1.0  # that a lock may outlive its run
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+def lock(file: int) -> None:
+    """Lock an open file until it is closed. BlockingIOError where another process holds it.
 
-
-def lock(file: int) -> int:
-    """Lock an open file or folder; returns the descriptor that holds the lock, to be closed with `file`: often itself.
-
-    Raises BlockingIOError where another process holds it, and StudyError where nothing can be locked here.
+    A run that was killed while it started a process holds its locks until that one has begun.
     """
-    try:
-        _flock(file)
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise
-        return _elsewhere(file)
-    return file
-
-
-def _elsewhere(file: int) -> int:
-    """Lock a file of our own in the temporary folder that stands for `file`, by its number on its disk."""
-    meant = os.fstat(file)
-    place = Path(tempfile.gettempdir()) / f"plamo-study-{os.getuid()}-{meant.st_dev:x}-{meant.st_ino:x}.lock"
-    try:
-        held = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StudyError(str(place), f"cannot be written ({error.strerror})", MEND) from error
-    try:
-        _flock(held)
-    except BlockingIOError:
-        os.close(held)
-        raise
-    except OSError as error:
-        os.close(held)
-        raise StudyError(
-            str(place), f"cannot be locked, nor can the project's disk ({error.strerror})", MEND
-        ) from error
-    return held
-
-
-def _flock(file: int) -> None:
-    """Lock a file. A run that was killed while it started a process holds its locks until that one has begun."""
     until = time.monotonic() + GRACE_S
     while True:
         try:
@@ -130,12 +61,6 @@ def _flock(file: int) -> None:
             if time.monotonic() > until:
                 raise
         time.sleep(GRACE_S / 20)
-
-
-MEND = "set TMPDIR to a folder on a local disk, or move the project to one"
-
-MOST = 1 << 30  # bytes of a file that is read whole
-MOST_SETTINGS, MOST_DOTS = 1 << 16, 64  # bytes of a file of settings; dots in a line of it, each of which may nest
 
 
 def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
@@ -172,50 +97,14 @@ def plainly(value: Any) -> Any:
     return value
 
 
-def check_file(path: Path, most: int = MOST) -> None:
-    """Raise StudyError unless a path is a regular file of at most `most` bytes: pipes and devices may have no end."""
+def toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. StudyError for anything else."""
     try:
-        status = path.stat()
-    except (OSError, ValueError) as error:  # a ValueError: a name with a NUL byte
-        refusal = of_system(error) if isinstance(error, OSError) else None
-        raise refusal or StudyError(str(path), f"cannot be read ({error})", "name a file") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise StudyError(str(path), "is no regular file", "name a file; copy what a pipe or a device gives into one")
-    if status.st_size > most:
-        raise StudyError(str(path), f"has {status.st_size:,} bytes, more than {most:,}", "name a smaller file")
-
-
-def content(path: Path, most: int = MOST) -> bytes:
-    """All bytes of a regular file. StudyError where there is none, or where it is too large or cannot be read."""
-    check_file(path, most)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise of_system(error) or error from error
-
-
-def text(path: Path, most: int = MOST) -> str:
-    """All text of a UTF-8 file. StudyError as `content`, and for invalid UTF-8."""
-    data = content(path, most)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        why = f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})"
-        raise StudyError(str(path), why, f"iconv -f ENCODING -t UTF-8 {path}") from error
-
-
-def toml(path: Path, mend: str = "mend it: https://toml.io shows what a line may be") -> dict[str, Any]:
-    """The content of a TOML file of at most MOST_SETTINGS bytes. StudyError as `text`, and for anything but TOML.
-
-    A key nests once for each of its dots, and a parser may need the square of that in memory: hence MOST_DOTS.
-    """
-    document = text(path, MOST_SETTINGS)
-    try:
-        if any(line.count(".") > MOST_DOTS for line in document.splitlines()):
-            raise ValueError(f"a line has more than {MOST_DOTS} dots")
-        return tomllib.loads(document)
-    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
-        raise StudyError(str(path), f"is no TOML ({error})", mend) from error
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # so is a TOMLDecodeError, and text that is no UTF-8
+        raise StudyError(
+            str(path), f"is no TOML ({error})", "mend it: https://toml.io shows what a line may be"
+        ) from error
 
 
 def expanded(name: str) -> Path:

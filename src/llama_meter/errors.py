@@ -24,19 +24,13 @@ MENDS = {  # remedies for what a system refuses, by errno; any other errno is a 
     errno.EISDIR: "name a file",
     errno.ENOTDIR: "name a folder",
     errno.EEXIST: "name another, or remove it",
-    errno.ENOTEMPTY: "name another, or empty it",
     errno.ENAMETOOLONG: "give it a shorter name",
-    errno.ELOOP: "name what the links should lead to",
     errno.ENOSPC: "free space there with `df -h`, then give the same command",
     errno.EDQUOT: "free space there with `quota`, then give the same command",
     errno.EFBIG: "raise the limit on files with `ulimit -f`, then give the same command",
     errno.ENOMEM: MORE_MEMORY,
-    errno.EIO: "look at the disk with `dmesg`",
     errno.EMFILE: "raise the limit on open files with `ulimit -n`",
-    errno.ENFILE: "close other programs",
 }
-
-
 FAILED_GATE = "FailedGate"  # name of the error in a notebook that measured a file whose gate failed, and goes on
 NOT_MEASURED = "NotMeasured"  # of that in a notebook that had no time for a file of a user's own, and goes on
 
@@ -60,6 +54,9 @@ class NotJudgedError(StudyError):
     """A sound file that is for something else than writing text: nothing is measured with it, and nothing is wrong."""
 
 
+MENDABLE = (StudyError, OSError, MemoryError, RuntimeError)  # what a command may end in that its user can mend
+
+
 def offer_check(file: object) -> str:
     """The command that says what is wrong with a model file."""
     return f"plamo-study models check {file}"
@@ -79,14 +76,6 @@ def unwritable(what: object, error: OSError) -> StudyError:
     return StudyError(str(what), f"cannot be written ({error.strerror or error})", mend)
 
 
-def of_name(error: UnicodeEncodeError) -> StudyError | None:
-    """The error for a name that is no UTF-8, as a disk or an old locale may hold it; None for any other text."""
-    if not any("\udc80" <= letter <= "\udcff" for letter in error.object[error.start : error.end]):
-        return None
-    mend = "give it another name with `mv`, or set PYTHONUTF8=1 where the terminal's locale is not UTF-8"
-    return StudyError(error.object, "is no name in UTF-8", mend)
-
-
 def of_memory(error: BaseException, what: str = "") -> StudyError | None:
     """The error for a lack of memory, whichever library reports it, else None: the input itself may be sound."""
     lacks = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
@@ -95,17 +84,11 @@ def of_memory(error: BaseException, what: str = "") -> StudyError | None:
     return None
 
 
-# what a command may end in that its user can mend
-MENDABLE = (StudyError, OSError, MemoryError, RuntimeError, UnicodeEncodeError)
-
-
 def mendable(error: BaseException) -> StudyError | None:
     """The message that a command prints in place of a traceback; None for a bug in this program."""
     if isinstance(error, StudyError):
         return error
-    system = of_system(error) if isinstance(error, OSError) else None
-    name = of_name(error) if isinstance(error, UnicodeEncodeError) else None
-    return of_memory(error) or system or name
+    return of_memory(error) or (of_system(error) if isinstance(error, OSError) else None)
 
 
 def says_memory(text: str) -> bool:

@@ -1,16 +1,11 @@
 """The journal: append-only JSON lines, synced when written. A torn last line, as a power cut leaves it, is dropped.
 
 Tracked rows are packed beside it (`.jsonl.gz`): it begins with them, and holds what was measured since.
-
-It is dropped only from a regular file whose other lines are all records or, without other lines, whose torn line begins
-like a record. Any other file is not a journal and stays unchanged.
 """
 
 import gc
 import gzip
 import os
-import stat
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +15,14 @@ from typing import Self
 import msgspec
 
 from llama_meter import paths
-from llama_meter.disk import content, growing, lock
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.disk import growing, lock
+from llama_meter.errors import StudyError
 from llama_meter.rows import SCHEMA, Fact, Record, Row
 
 REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
-_BEGINNINGS = (b'{"kind":"row",', b'{"kind":"fact",')  # how records begin
 
 
 def journal_path(study: str, scale: str, place: str) -> Path:
@@ -48,27 +42,9 @@ def packed(path: Path) -> Path:
 
 
 def stored(path: Path) -> bytes:
-    """The lines of a journal, tracked ones first; an absent journal has none. StudyError where it cannot be read."""
-    tracked, added = _parts(path)
-    return tracked if tracked.endswith(added) else tracked + added  # a killed `pack` leaves both
-
-
-def _parts(path: Path) -> tuple[bytes, bytes]:
-    """The lines that are tracked, and those added since."""
-    added = content(path) if path.exists() else b""  # before the tracked ones: `pack` moves lines from here to there
-    return _tracked(path), added
-
-
-def _tracked(path: Path) -> bytes:
-    if not (there := packed(path)).exists():
-        return b""
-    try:
-        if lines := gzip.decompress(content(there)):
-            return lines
-        why = "it is empty"
-    except (OSError, EOFError, zlib.error) as error:
-        why = str(error)
-    raise StudyError(str(there), f"is damaged ({why})", f"git checkout {quote(str(there))}")
+    """The lines of a journal, tracked ones first; an absent journal has none."""
+    tracked = gzip.decompress(packed(path).read_bytes()) if packed(path).exists() else b""
+    return tracked + (path.read_bytes() if path.exists() else b"")
 
 
 def pack(path: Path) -> None:
@@ -88,23 +64,11 @@ def read(path: Path) -> list[Record]:
         A complete line does not decode, or was written by another schema.
 
     """
-    return _records(path, *_parts(path))
-
-
-def _records(path: Path, tracked: bytes, added: bytes) -> list[Record]:
-    """The records of both parts of a journal, each decoded by itself, so that the damaged one is named."""
-    first = _decoded(packed(path), tracked)
-    return first if tracked.endswith(added) else first + _decoded(path, added)
-
-
-def _decoded(path: Path, data: bytes) -> list[Record]:
-    complete, torn = data[: (end := data.rfind(b"\n") + 1)], data[end:]
+    data = stored(path)
     try:
         with _no_garbage_collection():
-            records = _decoder.decode_lines(complete)
-        if not records and not any(torn[: len(begin)] == begin[: len(torn)] for begin in _BEGINNINGS):
-            raise ValueError("no line of it is a record")
-    except (ValueError, RecursionError) as error:  # a MsgspecError or invalid UTF-8 is a ValueError
+            records = _decoder.decode_lines(data[: data.rfind(b"\n") + 1])
+    except ValueError as error:  # a MsgspecError or invalid UTF-8 is a ValueError
         raise StudyError(str(path), f"not a journal of this project ({error})", _aside(path, "broken")) from error
     schema = next((row.schema for row in records if isinstance(row, Row) and row.schema != SCHEMA), SCHEMA)
     if schema != SCHEMA:
@@ -140,35 +104,24 @@ class Journal:
 
     def __init__(self, path: Path):
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        except OSError as error:
-            if path.is_symlink():
-                raise self._no_file() from error
-            raise unwritable(path, error) from error
-        self._held = self._fd
-        try:
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise self._no_file()
-            self._lock()
-            tracked, data = _tracked(path), path.read_bytes()
-            if data and tracked.endswith(data):  # a killed `pack` leaves both
-                os.ftruncate(self._fd, 0)
-                data = b""
-            self.records = _records(path, tracked, data)
-            if torn := len(data) - data.rfind(b"\n") - 1:
-                os.ftruncate(self._fd, len(data) - torn)
+            lock(self._fd)
+            self.records = read(path)
+            os.ftruncate(self._fd, path.read_bytes().rfind(b"\n") + 1)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise StudyError(str(path), "another run is writing to it", "wait for the other run, or stop it") from None
         except BaseException:
-            self.__exit__()
+            os.close(self._fd)
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in {self._fd, self._held}:
-            os.close(fd)
+        os.close(self._fd)
 
     def append(self, *records: Record) -> None:
         """Write records and sync them. On a full disk only these records are lost, with a StudyError."""
@@ -190,16 +143,3 @@ class Journal:
         """Write a fact unless the journal has it."""
         if not any(isinstance(record, Fact) and record.id == fact.id for record in self.records):
             self.append(fact)
-
-    def _lock(self) -> None:
-        try:
-            self._held = lock(self._fd)
-            replaced = not os.path.samestat(os.fstat(self._fd), os.stat(self.path))
-        except (BlockingIOError, FileNotFoundError):
-            replaced = True
-        if replaced:
-            raise StudyError(str(self.path), "another run is writing to it", "wait for the other run, or stop it")
-
-    def _no_file(self) -> StudyError:
-        why = "is a link or no file, and rows are written to files only"
-        return StudyError(str(self.path), why, _aside(self.path, "broken"))

@@ -1,4 +1,6 @@
-"""Numbers that measuring and analysis must agree on, below both of them."""
+"""Numbers and names that measuring and analysis must agree on, below both of them."""
+
+from collections.abc import Sequence
 
 BACKENDS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # -> prefix of ggml's names of its devices
 DEEP_POSITIONS = 32  # of a long prompt and the steps after it that the oracle judges
@@ -32,3 +34,31 @@ SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output mul
 def backend(device: str) -> str:
     """The backend of a GPU by ggml's name of the device, such as "CUDA0"; that name for one that is not known here."""
     return next((name for name, start in BACKENDS.items() if device.startswith(start)), device)
+
+
+DEFECTS = {  # of llama.cpp's PLaMo 2, by their codes in engine.toml, which recorded engines carry in `corrects`
+    "D1": "lost rotation",
+    "D2": "mixed prompts",
+    "D3": "misplaced states",
+    "D4": "split projections",
+    "D5": "half-precision overflow",
+}
+BUILDS = {
+    (): "stock",
+    ("D1",): "corrected-rotation",
+    ("D2",): "corrected-prompts",
+    ("D3",): "corrected-states",
+    ("D2", "D3"): "corrected",
+    ("D2", "D3", "D4"): "corrected-projections",
+    ("D2", "D3", "rollback"): "rollback",
+}  # short enough for a chart; the names of `plamo-study engine build`
+
+
+def defect(code: str) -> str:
+    """A defect's name, or any other word of a build (e.g. `window`) unchanged."""
+    return DEFECTS.get(code, code)
+
+
+def build_name(corrects: Sequence[str]) -> str:
+    """A build's name by what it corrects: "stock" for nothing, its build name, else the defects' names joined."""
+    return BUILDS.get(tuple(corrects)) or " + ".join(map(defect, corrects))

@@ -72,7 +72,7 @@ OnStep = Callable[[str, int, int], None]  # current task, steps finished, total 
 
 @dataclass(frozen=True)
 class Entry:
-    """A build: what it corrects (codes of `measure.defects`), and whether it is built: "yes", "no" or "outdated"."""
+    """A build: what it corrects (codes of `limits.DEFECTS`), and whether it is built: "yes", "no" or "outdated"."""
 
     name: str
     here: str

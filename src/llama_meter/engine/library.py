@@ -114,7 +114,7 @@ def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
 
 
 def _own_words() -> dict[str, Any]:
-    """The build's own `engine.toml`: `description`, and `corrects`, codes of `measure.defects`; empty without one."""
+    """The build's own `engine.toml`: `description`, and `corrects`, codes of `limits.DEFECTS`; empty without one."""
     return note.read(Path(llama._base_path))
 
 

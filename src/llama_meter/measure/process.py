@@ -18,7 +18,7 @@ from llama_meter import children, paths
 from llama_meter.cells import AnyCell, Gate
 from llama_meter.engine import note
 from llama_meter.measure import machine, watch, worker
-from llama_meter.rows import Evidence, Failure, Measured, Status, heard
+from llama_meter.rows import Evidence, Failure, Measured, Status, reported_checks
 
 LOG_LINES = 20
 MOST_LOG = 1 << 24  # bytes of a log that is read while the worker runs
@@ -187,7 +187,7 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
         message=undecoded or next(iter(errors + asserts), SILENT[why] if why else killed),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
-    partial = Measured(checks=heard(lines))  # before it ended
+    partial = Measured(checks=reported_checks(lines))  # before it ended
     of_signal: Status = "abort" if ended_by == signal.SIGABRT else "killed" if ended_by else "error"
     status: Status = "starved" if late == "stopped" else late or of_signal
     return Outcome(status=status, pid=child.pid, evidence=whole, failure=failure, measured=partial)

@@ -19,7 +19,7 @@ from llama_meter.limits import BACKENDS, DEEP_POSITIONS, FIRST_TOKEN, backend
 from llama_meter.measure import sessions
 from llama_meter.measure.tolerance import attention_tolerance, part_tolerance, tolerance
 from llama_meter.oracle.compare import agreement, relative_error
-from llama_meter.rows import Measured, told
+from llama_meter.rows import Measured, report_check
 
 if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import Judged
@@ -260,10 +260,10 @@ def replay(cell: Replay, session: Session, draws: list[Prompts], path: Path) -> 
     for seq in draws[0]:
         alone_calls = tuple(tuple(part for part in call if part[0] == seq) for call in cell.calls)
         expected |= dict(_by_calls(session, alone_calls, draws[0]))
-    errors: dict[str, float | bool] = {"rounding": told("rounding", rounding)}
+    errors: dict[str, float | bool] = {"rounding": report_check("rounding", rounding)}
     for (call, seq), row in _by_calls(session, cell.calls, draws[0]):
         name = f"{call}/{seq}"
-        errors[name] = told(name, relative_error(row, expected[call, seq]))
+        errors[name] = report_check(name, relative_error(row, expected[call, seq]))
     return Measured(checks=errors, n_evaluated=session.n_evaluated)
 
 

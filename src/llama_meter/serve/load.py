@@ -15,7 +15,6 @@ import numpy as np
 
 from llama_meter import http
 from llama_meter.cells import Serving
-from llama_meter.disk import text
 from llama_meter.errors import StudyError
 from llama_meter.serve import client
 from llama_meter.serve.client import Answer, Prompt, Target, clock
@@ -178,7 +177,7 @@ def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
 def _recorded(path: Path, n: int) -> list[float]:
     mend = "name poisson, gamma, or a file with a time in seconds on every line"
     try:
-        times = sorted(float(line) for line in text(path).split())
+        times = sorted(float(line) for line in path.read_text(encoding="utf-8").split())
     except ValueError as error:
         raise StudyError(f"arrivals {path}", str(error), mend) from None
     if len(times) < n or not all(map(math.isfinite, times)):

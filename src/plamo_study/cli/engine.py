@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from llama_meter.engine import builds as engines, server_build
-from llama_meter.measure import defects
+from llama_meter.limits import defect
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Terminal, grid
 
@@ -41,6 +41,6 @@ def list_engines() -> None:
     entries = [entry.__dict__ | {"answered": answered.get(entry.name, "")} for entry in engines.entries()]
     shown = grid("engine", "here", "corrects", "what it answered", "what it is")
     for entry in entries:
-        corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"
+        corrects = ", ".join(defect(code) for code in entry["corrects"]) or "nothing"
         shown.add_row(entry["name"], entry["here"], corrects, entry["answered"] or "not asked", entry["description"])
     Terminal().print(shown)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from llama_meter import children, paths, progress
+from llama_meter import children, paths
 from llama_meter.disk import lock
 from llama_meter.errors import MENDABLE, StudyError, mendable
 from plamo_study.cli import report, terminal
@@ -19,7 +19,6 @@ MOST_BYTES = 1000  # of a lock's text about its holder
 def guarded(command: Callable[[], object]) -> None:
     """Run a command line; what a user can mend becomes one message and exit code 2."""
     terminal.prepare()
-    progress.listen(report.step)
     children.keep_python_safe()
     try:
         _check_folder()
@@ -48,10 +47,10 @@ def alone(folder: Path) -> Iterator[None]:
     Raises StudyError, naming the process that holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            held = lock(file)
+            lock(file)
         except BlockingIOError:
             who = os.read(file, MOST_BYTES).decode(errors="replace") or "process unknown"
             raise StudyError("another run is at work", who, "wait until it ends, or end it with `kill`") from None
@@ -60,5 +59,4 @@ def alone(folder: Path) -> Iterator[None]:
         os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
         yield
     finally:
-        for descriptor in {file, held}:
-            os.close(descriptor)
+        os.close(file)

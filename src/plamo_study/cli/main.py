@@ -2,11 +2,6 @@
 
 # Modules that load Jupyter or SciPy are imported by the commands that need them: the others start a second sooner.
 
-# ruff: noqa: E402 # what would break the imports is refused before them
-from llama_meter import surroundings
-
-surroundings.prepare()
-
 import sys
 from contextlib import nullcontext
 from typing import Annotated

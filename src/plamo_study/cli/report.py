@@ -1,6 +1,5 @@
 """Display of the command line: progress with the time left, tables, summaries. Messages on stderr, tables on stdout."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +32,6 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
 
 console = Terminal(stderr=True)
 DONE = ("ok", "unchanged")
-LOG_EVERY_S = 10.0
-_last_line = -LOG_EVERY_S
 
 
 def place(reference: bool) -> str:
@@ -168,16 +165,6 @@ def summary(results: "list[RunResult]") -> bool:
         said = Text.assemble((result.status, style), f" {result.notebook.name} in {result.seconds:.0f} s: {where}")
         console.print(said, soft_wrap=True)
     return any(result.status not in DONE for result in results)
-
-
-def step(done: int, total: int, what: str) -> None:
-    """Update one line with the step number and total; in a log, print a line now and then."""
-    global _last_line
-    if console.is_terminal:
-        console.print(f"{done} of {total}: {what}", end="\r" if done < total else "\n", soft_wrap=True)
-    elif time.monotonic() - _last_line > LOG_EVERY_S:
-        console.print(f"{done} of {total}: {what}", soft_wrap=True)
-        _last_line = time.monotonic()
 
 
 class Steps:

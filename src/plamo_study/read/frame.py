@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from llama_meter import limits
 from llama_meter.cells import ORDER, Depth, columns
 from llama_meter.disk import plainly
 from llama_meter.limits import DRIFT_LIMIT, LEAST_BLOCKS, RIGHT
-from llama_meter.measure import defects, verdicts, watch
+from llama_meter.measure import watch
 from llama_meter.measure.watch import drift_by_block
-from llama_meter.rows import Conditions, Fact, Record, Row, content_id
+from llama_meter.rows import Conditions, Fact, Record, Row, content_id, verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +75,7 @@ def frame(rows: Iterable[Row], facts_by_id: dict[str, dict[str, Any]]) -> "pd.Da
     ]
     table["fact"] = [row.model for row in rows]
     table["build"] = [build_name(facts_by_id[row.engine]) if row.engine else "" for row in rows]
-    table["verdict"] = verdicts.of(rows)
+    table["verdict"] = verdicts(rows)
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [str(row.failure or "") for row in rows]
     for name in CONDITIONS:
@@ -138,8 +139,8 @@ def starred(model: dict[str, Any]) -> str:
 
 
 def build_name(engine: dict[str, Any]) -> str:
-    """A release by its version, another build by what it corrects (`measure.defects`); "stock" when that is nothing."""
-    return engine.get("release") or defects.build_name(engine.get("corrects", ()))
+    """A release by its version, another build by what it corrects (`limits.DEFECTS`); "stock" when that is nothing."""
+    return engine.get("release") or limits.build_name(engine.get("corrects", ()))
 
 
 # ------------------------------------------------------------------ rows that count

@@ -11,13 +11,10 @@ import pandas as pd
 from IPython.display import Markdown
 
 from llama_meter import paths
-from llama_meter.measure import result_file
 
 HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
 OURS, AIPERF = "our client", "AIPerf"
-MADE = "commit 53f8ee5 made it"
-INSTALL = "commit 53f8ee5 made it, with AIPerf"
 CROWD, BESIDE, PROBED = "09-crowd.mini.json", "09-beside.{}.json", "09-probed.json"
 
 
@@ -161,14 +158,17 @@ class Probings(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[Probed]
 
 
-def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> list[Soak]:
-    """Soaks kept at a place, in the order in which they ran; `held`: those whose server was suspended.
+def stored(place: str, name: str, kind: Any) -> Any:
+    """A result of this type; None where there is none. Commit 53f8ee5 made them."""
+    path = paths.MEASURED / place / name
+    return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
 
-    StudyError for a damaged file; it names the command that makes a new one.
-    """
+
+def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> list[Soak]:
+    """Soaks kept at a place, in the order in which they ran; `held`: those whose server was suspended."""
     either = Soak | list[Soak]  # older files hold a single soak
-    stored = result_file.load(place, soak_name(scale, held, patched), either, MADE) or []
-    return stored if isinstance(stored, list) else [stored]
+    found = stored(place, soak_name(scale, held, patched), either) or []
+    return found if isinstance(found, list) else [found]
 
 
 def soak_name(scale: str, held: bool, patched: bool) -> str:
@@ -178,17 +178,17 @@ def soak_name(scale: str, held: bool, patched: bool) -> str:
 
 def crowds(place: str) -> Crowds | None:
     """The loads of a place; None where none were compared."""
-    return result_file.load(place, CROWD, Crowds, MADE)
+    return stored(place, CROWD, Crowds)
 
 
 def beside(place: str, scale: str) -> Beside | None:
     """The runs of a place; None where nothing was compared there."""
-    return result_file.load(place, BESIDE.format(scale), Beside, INSTALL)
+    return stored(place, BESIDE.format(scale), Beside)
 
 
 def probed(place: str) -> Probings | None:
     """The servers probed at a place; None where there were none."""
-    return result_file.load(place, PROBED, Probings, MADE)
+    return stored(place, PROBED, Probings)
 
 
 def load(name: str) -> pd.DataFrame:
