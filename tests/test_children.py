@@ -248,7 +248,7 @@ def test_what_a_stopped_worker_started_ends_with_its_killed_runner(tmp_path):
         "import sys; from llama_meter.measure.process import work; from llama_meter.measure.worker import Job\n"
         "from llama_meter.cells import Shipment\n"
         f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
-        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.latency.service')"
+        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.latency.work')"
     )
     runner, found = family_of(script, mini_file(), of=2)
     for each in found:

@@ -1,7 +1,5 @@
 """Chapter 7: a state moves whole or not at all, answers do not change by it, and whoever dies takes nothing along."""
 
-import os
-import random
 import time
 from contextlib import suppress
 from threading import Thread
@@ -11,17 +9,13 @@ import numpy as np
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
-from test_runner import sweeping
 
-from llama_meter import journal
 from llama_meter.cells import PHASES, Service, Shipment
 from llama_meter.errors import StudyError
-from llama_meter.measure import peers, runner
-from llama_meter.measure.plan import Plan
+from llama_meter.measure import peers
 from llama_meter.models import registry
-from llama_meter.rows import Row
 from plamo_study.arithmetic import states
-from plamo_study.studies.latency import plan, sender, service
+from plamo_study.studies.latency import loop, plan, service
 
 WORKLOAD = plan.disaggregation("mini").workload
 PAST_WINDOW = 600  # tokens; the mini's window is 256
@@ -56,7 +50,7 @@ def test_every_request_gets_the_answer_that_it_gets_alone(model, mode):
     usual = {"n_prompt": 32, "n_gen": 6, "n_seq": 3, "n_requests": 7, "per_second": 100.0, "flash_attn": "on"}
     cell = Service(model=model, scale="mini", dtype="F16", mode=mode, **usual)
     measured = run(cell)
-    assert [request.arrived_ns for request in measured.requests] == sender.arrivals(cell)
+    assert [request.arrived_ns for request in measured.requests] == [int(1e9 * at) for at in loop.drawn(cell).arrives]
     for request in measured.requests:
         assert len(request.token_ns) == 6
         assert [request.arrived_ns, *request.token_ns] == sorted([request.arrived_ns, *request.token_ns])
@@ -64,7 +58,7 @@ def test_every_request_gets_the_answer_that_it_gets_alone(model, mode):
 
 def test_a_state_that_is_not_what_was_announced_is_refused():
     state, (near, far) = np.zeros(300_000, np.uint8), peers.Pipe()
-    header = sender.State(request=0, n_tokens=48, token=1, n_bytes=state.size, sha256="0" * 64, spent={"check": 1})
+    header = service.State(request=0, n_tokens=48, token=1, n_bytes=state.size, sha256="0" * 64, spent={"check": 1})
     peer = Thread(target=lambda: (far.send(header), far.recv(), peers.push(far, state)))
     peer.start()
     with near, pytest.raises(StudyError, match="SHA-256 differs"):
@@ -83,38 +77,10 @@ def child_of(parent, module):
     return None
 
 
-@pytest.mark.long
-def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
-    small = Plan("97-kills", "mini", tuple(shipped(seed=n) for n in range(5)), (), None, 1, 0, 60.0, workload=WORKLOAD)
-    path, rng, n_rows = tmp_path / "kills.jsonl", random.Random(9), 0
-    for whom in (sender.__name__, WORKLOAD, "runner"):
-        runs = psutil.Process(sweeping(small, path))
-        victim = child_of(runs, sender.__name__ if whom == "runner" else whom)
-        time.sleep(rng.uniform(0.0, 0.4))
-        if whom != "runner":
-            with suppress(psutil.NoSuchProcess):
-                victim.kill()
-            end = time.monotonic() + 30
-            while len(journal.latest_rows(journal.read(path))) <= n_rows and time.monotonic() < end:
-                time.sleep(0.02)
-        family = runs.children(recursive=True)
-        runs.kill()
-        os.waitpid(runs.pid, 0)
-        assert not psutil.wait_procs(family, timeout=20)[1], "children outlive the runner"
-        n_rows = len(journal.latest_rows(journal.read(path)))
-    runner.sweep(small, path)
-    rows = [record for record in journal.read(path) if isinstance(record, Row)]
-    assert len(rows) == len({row.key for row in rows}) == len(small.cells)
-    assert {row.status for row in rows} <= {"ok", "error", "killed"}
-    assert any(row.status == "ok" and row.valid for row in rows)
-    for row in rows:
-        assert row.status == "ok" or row.failure.message or row.failure.signal == "SIGKILL", row.failure
-
-
 def test_a_sender_that_dies_is_named_and_nobody_waits_for_it():
     def stage(name):
         if name == "ship":
-            child_of(psutil.Process(), sender.__name__).kill()
+            child_of(psutil.Process(), service.__name__).kill()
 
     with pytest.raises(StudyError, match=r"the sender: ended by itself: SIGKILL"):
         service.shipped(shipped(), mini_file(), stage)

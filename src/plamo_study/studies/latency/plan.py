@@ -25,7 +25,7 @@ from llama_meter.measure.plan import (
 from llama_meter.models import given, registry
 from llama_meter.models.registry import GIVEN
 
-WORKLOADS = "plamo_study.studies.latency"
+WORKLOAD = "plamo_study.studies.latency.work"
 PATIENCE = 3  # times the usual limit: a load at full size, or a long prompt, takes minutes
 
 # ------------------------------------------------------------------ a prompt that arrives
@@ -62,7 +62,7 @@ def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
             needed = needed or len(cells)
     planned = with_gates("07-chunked", scale_of(scale, sweep), tuple(cells), exact_cache=False)
     blocks = 2 if scale == "mini" else 5
-    return replace(planned, needed=needed, blocks=blocks, workload=f"{WORKLOADS}.chunks")
+    return replace(planned, needed=needed, blocks=blocks, workload=WORKLOAD)
 
 
 def _with_chunk(cell: Arrival) -> Iterator[Arrival]:
@@ -116,7 +116,7 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         blocks=BLOCKS[own],
         extra_blocks=1,
         time_limit_s=PATIENCE * planned.time_limit_s,
-        workload=f"{WORKLOADS}.work",
+        workload=WORKLOAD,
     )
 
 
@@ -143,7 +143,7 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
     base = change(base, n_requests=DAY, repetitions=DAYS, balance="least work")
     patterns = ("steady", "diurnal", "bursty")
     cells = tuple(change(base, n_machines=n, pattern=pattern) for n, pattern in product(MACHINES, patterns))
-    return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload=f"{WORKLOADS}.fleets")
+    return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload="plamo_study.studies.latency.fleets")
 
 
 def digest(journal: Path) -> str:
@@ -181,7 +181,7 @@ def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pla
         blocks=5 if scale == "mini" else 3,
         extra_blocks=1,
         time_limit_s=PATIENCE * planned.time_limit_s,
-        workload=f"{WORKLOADS}.service",
+        workload=WORKLOAD,
     )
 
 

@@ -1,4 +1,4 @@
-"""A cell of kind "traffic": requests arrive, and the simulator's loop drives the real engine by the same policy.
+"""Cells of kinds "traffic" and "service": requests arrive, and the simulator's loop drives the real engine by a policy.
 
 Tokens are drawn beforehand, so every answer can be checked: its last logits must match those of one prefill of all its
 tokens. Sequences in use are always the first ones, followed by the prompt being read. The last sequence moves to the
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import PARTS, SPLIT, Traffic
+from llama_meter.cells import PARTS, SPLIT, Arrival, Service, Shipment, Traffic
 from llama_meter.engine.session import Session
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import proof, sessions, watch
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
-from plamo_study.studies.latency import service
+from plamo_study.studies.latency import chunks, service
 from plamo_study.studies.latency.loop import GRAIN, Served, drawn, serve
 
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
@@ -101,22 +101,22 @@ class Live:
             noted.clear()
 
 
-def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Measured:
     """Measure one cell by a policy, or with a second process that prefills.
 
     `samples_ns`: one number per call; `series`, by call: "decoding" (sequences), "keys" (tokens these held), "chunk"
     and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a sequence to another place).
     `requests`: arrivals and tokens.
     """
-    load = drawn(cell)
-    if cell.rule == SPLIT:
-        return service.answered(cell, load.prompt, load.output, path, stage)
+    load, rule = drawn(cell), cell.rule if isinstance(cell, Traffic) else cell.mode
+    if rule == SPLIT:
+        return service.answered(cell, path, stage)
     start = clock()
     config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
     with Session(path, config) as session:
         load_ns = clock() - start
         lengths = [n_prompt + n_gen - 1 for n_prompt, n_gen in zip(load.prompt, load.output, strict=True)]
-        if cell.rule == PARTS:
+        if rule == PARTS:
             lengths = [cell.n_prompt + cell.n_gen] * cell.n_seq
         rng = np.random.default_rng([cell.seed, 2])
         live = Live(session, [rng.integers(FIRST_TOKEN, session.n_vocab, n, dtype=np.int32) for n in lengths])
@@ -130,11 +130,11 @@ def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
         requests: list[Request] = []
         past = lengths
         with watch.timed():
-            if cell.rule == PARTS:
+            if rule == PARTS:
                 _parts(cell, session, live)
                 past = list(session.n_past)
             else:
-                requests = _requests(serve(load, cell.rule, live, cell.n_seq), live)
+                requests = _requests(serve(load, rule, live, cell.n_seq), live)
         stage("alone")
         errors = [
             relative_error(logits, proof.alone(session, 0, live.tokens[n][: past[n]]))
@@ -157,7 +157,7 @@ def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
     )
 
 
-def _warm(cell: Traffic, session: Session, live: Live) -> None:
+def _warm(cell: Traffic | Service, session: Session, live: Live) -> None:
     """Warm up with prompts, steps of all sequences but one, and a chunk of a prompt beside them."""
     session.clear()
     others = list(range(min(cell.n_seq, len(live.tokens)) - 1))
@@ -168,7 +168,7 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
     live.call(others, 0, len(others), min(64, len(live.tokens[len(others)])), 0)
 
 
-def _parts(cell: Traffic, session: Session, live: Live) -> None:
+def _parts(cell: Traffic | Service, session: Session, live: Live) -> None:
     """Chunks of every size at the beginning, in the middle and at the end of a sequence; steps of every number of
     sequences at two depths, and of one to its end; chunks of every size beside half of the sequences or all but one;
     and moves.
@@ -249,4 +249,4 @@ def _requests(served: Served, live: Live) -> list[Request]:
     ]
 
 
-RUNS = {Traffic: run}
+RUNS = {Arrival: chunks.run, Shipment: service.shipped, Service: run, Traffic: run}
