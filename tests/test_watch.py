@@ -51,22 +51,9 @@ def run(cell, path=None, limit_s=60.0):
 
 
 def made_up(cell, conditions, status="ok", key="k"):
-    return Row(
-        schema=1,
-        key=key,
-        study="s",
-        cell=cell,
-        replicate=0,
-        block=0,
-        order=0,
-        engine="e",
-        machine="m",
-        status=status,
-        started="now",
-        elapsed_ns=1,
-        pid=1,
-        conditions=conditions,
-    )
+    where = {"study": "s", "replicate": 0, "block": 0, "order": 0, "engine": "e", "machine": "m"}
+    ended = {"status": status, "started": "now", "elapsed_ns": 1, "pid": 1, "conditions": conditions}
+    return Row(schema=1, key=key, cell=cell, **where, **ended)
 
 
 def row_of(outcome, cell):
@@ -110,15 +97,12 @@ def test_what_a_helper_s_threads_ran_is_its_own_after_they_are_gone():
 # ---------------------------------------------------------------- what a worker meets
 
 
-def test_a_worker_beside_a_busy_process_is_marked(busy_core):
+@pytest.mark.long
+def test_a_worker_beside_a_busy_process_is_marked_and_one_past_its_limit_gets_more_time(busy_core, monkeypatch):
     cell = mini("decode", n_gen=256)
     row = row_of(run(cell), cell)
     assert watch.waited(row.conditions) > 0.1
     assert watch.disturbed([row]) == {"k"}
-
-
-@pytest.mark.long
-def test_a_worker_kept_from_computing_is_starved_and_gets_more_time_than_its_limit(busy_core, monkeypatch):
     monkeypatch.setattr(process, "MOST_LIMITS", 2)
     outcome = run(mini("decode", n_gen=30_000, n_threads=2), limit_s=LIMIT_S)
     assert (outcome.status, outcome.failure.signal) == ("starved", "")
@@ -158,8 +142,8 @@ def stopped(seconds, times=1):
     thread.join()
 
 
-def test_a_worker_that_was_stopped_is_marked_and_one_stopped_longer_than_its_limit_does_not_hang():
-    for n_gen, seconds, times, limit_s in ((1500, 0.1, UNTIL_IT_ENDS, 60.0), (64, 1.5 * LIMIT_S, 1, LIMIT_S)):
+def test_a_worker_that_was_stopped_is_marked_and_one_stopped_longer_than_its_limit_does_not_hang(monkeypatch):
+    for n_gen, seconds, times, limit_s in ((400, 0.1, UNTIL_IT_ENDS, 60.0), (64, 1.5 * LIMIT_S, 1, LIMIT_S)):
         cell = mini("decode", n_gen=n_gen)
         with stopped(seconds, times):
             outcome = run(cell, limit_s=limit_s)
@@ -167,9 +151,6 @@ def test_a_worker_that_was_stopped_is_marked_and_one_stopped_longer_than_its_lim
         assert row.status == "ok"
         assert row.conditions.timed.stops > 0 if limit_s > LIMIT_S else outcome.evidence.held_ns > LIMIT_S * SECOND
         assert watch.causes([row]) == {"k": watch.STOPPED}
-
-
-def test_a_worker_that_stays_stopped_is_given_up_and_is_no_hang(monkeypatch):
     monkeypatch.setattr(process, "MOST_LIMITS", 2)
     with stopped(60.0):
         outcome = run(mini("decode", n_gen=64), limit_s=1.0)
@@ -342,28 +323,15 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
 # ---------------------------------------------------------------- what is said of it
 
 
-@pytest.mark.parametrize(
-    ("cell", "samples", "valid", "said"),
-    [
-        (
-            mini("prefill", HYBRID, n_prompt=4096),
-            [[SECOND, SECOND], [SECOND, 3 * SECOND], [SECOND, SECOND]],
-            True,
-            "2,048.0 tokens/s, right",
-        ),
-        (
-            mini("decode", HYBRID, n_gen=3, n_seq=4),
-            [[SECOND, SECOND, SECOND // 2]],
-            None,
-            "4.0 tokens/s, as its first process",
-        ),
-        (mini("decode", HYBRID, n_gen=1), [[SECOND // 8]], False, "8.0 tokens/s, wrong"),
-    ],
-)
-def test_a_cell_that_was_measured_is_said_with_its_speed_and_its_verdict(cell, samples, valid, said):
-    row = msgspec.structs.replace(made_up(cell, Conditions()), samples_ns=samples, valid=valid)
-    assert live.speed(row).endswith(said)
-    assert live.speed(msgspec.structs.replace(row, status="hang")) == ""
+def test_a_cell_that_was_measured_is_said_with_its_speed_and_its_verdict():
+    for cell, samples, valid, said in (
+        (mini("prefill", n_prompt=4096), [[SECOND, SECOND], [SECOND, 3 * SECOND]], True, "1,365.3 tokens/s, right"),
+        (mini("decode", n_gen=3, n_seq=4), [[SECOND, SECOND, SECOND // 2]], None, "4.0 tokens/s, as its first process"),
+        (mini("decode", n_gen=1), [[SECOND // 8]], False, "8.0 tokens/s, wrong"),
+    ):
+        row = msgspec.structs.replace(made_up(cell, Conditions()), samples_ns=samples, valid=valid)
+        assert live.speed(row).endswith(said), live.speed(row)
+        assert live.speed(msgspec.structs.replace(row, status="hang")) == ""
 
 
 def test_what_runs_in_parallel_takes_no_less_than_each_of_its_parts():
