@@ -12,7 +12,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from llama_meter import journal
 from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW, columns
-from llama_meter.engine import filling, library
+from llama_meter.engine import library, states
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
@@ -20,7 +20,6 @@ from llama_meter.measure.asked import sweep
 from llama_meter.measure.files import model_fact
 from llama_meter.models import given
 from llama_meter.oracle.compare import relative_error
-from llama_meter.oracle.forward import Oracle
 from plamo_study.read import frame
 from plamo_study.studies.context import law, plan as context, work
 
@@ -36,9 +35,9 @@ def test_a_filled_memory_goes_on_by_steps_as_in_one_call_and_is_as_large_as_arit
     config = SessionConfig(n_ctx_seq=16 * PART, n_ubatch=PART, n_gpu_layers=0, swa_full=whole, flash_attn="on")
     with Session(mini_file(model), replace(config, type_k=type_kv, type_v=type_kv)) as session:
         session.prefill({0: TOKENS[:PART]})
-        state, taken = session.get_state(0), filling.memory(log)
-        assert filling.filled(session, state, PART, taken.cells) == state
-        deep = filling.filled(session, state, 10 * PART, taken.cells)
+        state, taken = session.get_state(0), states.memory(log)
+        assert states.filled(session, state, PART, taken.cells) == state
+        deep = states.filled(session, state, 10 * PART, taken.cells)
         session.clear()
         session.set_state(0, deep, 10 * PART)
         for token in TOKENS[:4]:
@@ -114,15 +113,6 @@ def test_a_drift_candidate_is_its_reference_when_nothing_differs():
     assert found.valid
     assert found.checks["second_path_error"] < 0.01
     assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
-
-
-def test_the_oracle_with_a_window_forgets_what_lies_outside():
-    whole, tokens = Oracle(mini_file(HYBRID)), TOKENS[:24]
-    expected = whole.logits(tokens)
-    assert np.array_equal(Oracle(mini_file(HYBRID), window=24).logits(tokens), expected)
-    windowed = Oracle(mini_file(HYBRID), window=16).logits(tokens)
-    assert np.array_equal(windowed[:16], expected[:16])
-    assert all(relative_error(windowed[t], expected[t]) > 1e-3 for t in range(16, 24))
 
 
 @pytest.mark.long

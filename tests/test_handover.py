@@ -7,8 +7,8 @@ from conftest import ATTENTION, HYBRID, mini_file
 
 from llama_meter.cells import Handover, Relay
 from llama_meter.engine.library import capture_log
-from llama_meter.engine.parts import CACHE, CONVOLUTION, PARTS, RECURRENT, parts, spliced
 from llama_meter.engine.session import Session
+from llama_meter.engine.states import CACHE, CONVOLUTION, PARTS, RECURRENT, parts, spliced
 from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing
 from llama_meter.measure.asked import sweep
@@ -58,12 +58,6 @@ def test_every_pair_is_measured_and_every_planted_state_is_seen(model, stranger,
     assert kld["Q4_K_M>F16"] < kld["Q4_K_M>Q4_K_M"]
     assert len(found.series["distance/Q4_K_M>F16"]) == CELL.n_gen // law.STEP
     assert sum(found.series["distance/Q4_K_M>F16"]) * law.STEP == pytest.approx(kld["Q4_K_M>F16"] / CELL.n_chunks)
-
-
-def test_few_pairs_are_those_with_the_reference_and_each_file_alone():
-    cell = msgspec.structs.replace(CELL, candidates=("Q8_0", "Q4_0"), paired="few")
-    few = {f"{read}>{write}" for read, write in handover.pairs(cell)}
-    assert few == {"F16>F16", "F16>Q8_0", "F16>Q4_0", "Q8_0>F16", "Q8_0>Q8_0", "Q4_0>F16", "Q4_0>Q4_0"}
 
 
 def read_by(dtype, tokens, folder, model=HYBRID):

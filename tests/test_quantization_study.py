@@ -151,31 +151,17 @@ def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_tha
     pieces = [found.linear(x[i : i + 2], "blk.0.ffn_up.weight", np.arange(i, i + 2)) for i in range(0, 8, 2)]
     assert relative_error(np.concatenate(pieces), expected) < 1e-5, "rows know which tokens they are"
     assert found.depends_on_calls == (len(set(BEFORE_ROUNDING[name])) > 1)
-    with np.errstate(invalid="ignore"):
-        far = np.isfinite(found.linear(1e5 * x, "blk.0.ffn_up.weight")).all(axis=1)
-    alone, together = BEFORE_ROUNDING[name]
-    assert (far[4:].all(), far[:4].all()) == (not alone, not together), "only sums that are met leave F16"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "dtype"),
-    [*((HYBRID, dtype) for dtype in ("Q6_K", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")), (ATTENTION, "Q4_K_M")],
+    [*((HYBRID, dtype) for dtype in ("Q6_K", "Q5_0", "Q4_0", "Q3_K_M", "Q2_K")), (ATTENTION, "Q4_K_M")],
 )
 def test_the_oracle_agrees_on_every_type(model, dtype):
     files.make_models(planned(dtype, model=model))
     cell = mini("gate", model=model, dtype=dtype, n_prompt=24, n_gen=4)
     assert measured(cell).checks["prefill_error"] <= tolerance.tolerance(cell)
-
-
-def test_activations_rounded_to_q8_k_keep_the_largest_and_lose_half_a_step_at_most():
-    x = np.random.default_rng(0).normal(size=(3, 512)).astype(np.float32)
-    x[1, 256:] = 0
-    rounded = weights.rounded(x, GGMLQuantizationType.Q8_K)
-    step = np.abs(x.reshape(3, 2, 256)).max(axis=2, keepdims=True) / 127
-    assert (np.abs(rounded - x).reshape(3, 2, 256) <= 0.5001 * step).all()
-    assert np.abs(rounded).max() == pytest.approx(np.abs(x).max())
-    assert not rounded[1, 256:].any()
 
 
 PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # what packing needs: repack.cpp

@@ -27,13 +27,9 @@ def speculate(model=HYBRID, **fields):
     return Speculate(model=model, scale="mini", dtype="F16", **usual | fields)
 
 
-def run(cell, engine=""):
-    """Measure a cell here or, with another engine, in a process that has it."""
-    path, others = mini_file(cell.model), [synthetic.make(*file) for file in cell.files[1:]]
-    if engine:
-        outcome = work(Job(cell=cell, path=str(path)), 100.0, engine, workload=speculative.__name__)
-        assert outcome.status == "ok", outcome.failure
-    measured = outcome.measured if engine else speculative.run(cell, path, lambda stage: None, *others)
+def run(cell):
+    others = [synthetic.make(*file) for file in cell.files[1:]]
+    measured = speculative.run(cell, mini_file(cell.model), lambda stage: None, *others)
     assert measured.valid, measured.checks
     return measured
 
@@ -41,15 +37,6 @@ def run(cell, engine=""):
 def as_often(counts, expected):
     """Whether numbers, (n,), come as often as expected, by a chi-square test."""
     return special.chdtrc(len(counts) - 1, ((counts - expected) ** 2 / expected).sum()) > 1e-3
-
-
-@pytest.fixture(scope="module")
-def native():
-    """The build that takes tokens back from a recurrent state, where it has been made."""
-    folder = builds.folder("rollback")
-    if not (folder / "engine.toml").exists():
-        pytest.skip("plamo-study engine build rollback")
-    return str(folder)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +98,14 @@ def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
     assert np.bincount([next(even) for _ in range(50)]).tolist() == [10] * (K + 1)
 
 
-# The build that keeps the states of its last positions.
-
-
-def test_that_build_takes_back_what_it_drafted_and_says_so(native):
-    measured = run(speculate(n_draft=8, n_gen=48), native)
+@pytest.mark.skipif(not (builds.folder("rollback") / "engine.toml").exists(), reason="engine build rollback")
+@pytest.mark.parametrize("fields", [{"n_draft": 8, "n_gen": 48}, {"n_seq": 4}])
+def test_a_build_that_keeps_states_takes_back_what_it_drafted_and_says_so(fields):
+    job = Job(cell=speculate(**fields), path=str(mini_file(HYBRID)))
+    measured = work(job, 100.0, str(builds.folder("rollback")), workload=speculative.__name__).measured
+    assert measured.valid
     assert measured.checks["removes"]
     assert not sum(measured.series["replay"])
-    assert run(speculate(n_seq=4), native).checks["removes"]
 
 
 # Made-up rows: plain decode takes a second a token, a verification two, a save a quarter, a way back one.

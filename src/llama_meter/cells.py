@@ -344,11 +344,6 @@ class Speculate(OnText, frozen=True, kw_only=True):
         """The target, and the model that drafts where there is one."""
         return (*super().files, *([(self.draft, self.scale, self.draft_dtype)] if self.draft else []))
 
-    @property
-    def asks_whether(self) -> bool:
-        """Whether the bindings' own loop gives the target's tokens."""
-        return self.back == "binding"
-
 
 class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""

@@ -1,6 +1,6 @@
 """Prefill and decode times at growing depth; the loop without a cache; and what kinds of cache do to predictions.
 
-The ladder fills the memory to each depth with copies of one computed part (engine/filling.py) and times there one part
+The ladder fills the memory to each depth with copies of one computed part (engine/states.py) and times there one part
 of a prompt and a few decode steps. The walk evaluates a whole prompt part by part and times every one, as a check of
 the ladder. A part is one micro-batch. Depths exceed a model's training context: the cost of a step does not depend on
 it, but predictions do, so a ladder measures no quality.
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from llama_meter.cells import FEW, WALK, WHOLE_WINDOW, Depth, Naive
-from llama_meter.engine import filling, library
+from llama_meter.engine import library, states
 from llama_meter.engine.session import Session
 from llama_meter.measure import phases, proof, sessions, watch
 from llama_meter.measure.machine import peak_rss
@@ -63,7 +63,7 @@ def run(cell: Depth, path: Path, stage: Stage) -> Measured:
     room = cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS
     start = clock()
     with Session(path, sessions.config(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)) as session:
-        load_ns, taken = clock() - start, filling.memory(log)
+        load_ns, taken = clock() - start, states.memory(log)
         tokens = sessions.random_tokens(cell.seed, session.n_vocab, room)
         stage("warm-up")
         start, timed = clock(), Timed()
@@ -109,7 +109,7 @@ def _ladder(
 ) -> None:
     part, n_steps = cell.n_ubatch, cell.n_gen + WARM_STEPS
     for depth in depths(cell):
-        state = filling.filled(session, source[0], depth, source[1]) if depth else b""
+        state = states.filled(session, source[0], depth, source[1]) if depth else b""
         new = tokens[part : 2 * part] if depth else tokens[:part]
         _restore(session, state, depth)
         early, last = _time_part(session, new, (n_steps - 1, part - 1), timed)

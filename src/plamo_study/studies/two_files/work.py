@@ -24,8 +24,8 @@ import numpy as np
 
 from llama_meter.cells import Handover, Relay
 from llama_meter.engine import library
-from llama_meter.engine.parts import PARTS, spliced
 from llama_meter.engine.session import EngineError, Session
+from llama_meter.engine.states import PARTS, spliced
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, phases, sessions, watch
 from llama_meter.measure.parting import parting
