@@ -37,7 +37,7 @@ from plamo_study.read.recording import DEVICES, of_device, read
 from plamo_study.show import evidence
 from plamo_study.studies.batch_scaling import replica
 from plamo_study.studies.right_answers.hybrids_plan import hybrids
-from plamo_study.studies.roofline import machines
+from plamo_study.studies.roofline import law
 from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
@@ -83,8 +83,6 @@ def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
     for fact, gpu, cpu in ((MAC | MAC_GPUS, "Apple M4 Pro, GPU", "Apple M4 Pro, CPU"), (other, "H100", "EPYC")):
         assert (frame.device_name(fact, True), frame.device_name(fact, False)) == (gpu, cpu)
     assert frame.device_name(MAC, offloaded=False) == "Apple M4 Pro, CPU", "though the engine found no GPU"
-    passes = pd.DataFrame([{"machine": "m", "n_gpu_layers": layers} for layers in (0, -1)])
-    assert machines._apart(passes)["machine"].nunique() == 2
 
 
 def on_a_mac(recording):
@@ -349,7 +347,7 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
     simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
     assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
     with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
-        machines.recordings("recorded", "shape", device="tpu")
+        law.recordings("recorded", "shape", device="tpu")
 
 
 def test_a_device_that_the_engine_lacks_is_refused_and_so_is_a_build_for_a_gpu_that_finds_none(engine):

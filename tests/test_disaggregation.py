@@ -14,7 +14,7 @@ from llama_meter.cells import PHASES, Service, Shipment
 from llama_meter.errors import StudyError
 from llama_meter.measure import peers
 from llama_meter.models import registry
-from plamo_study.arithmetic import states
+from plamo_study.arithmetic import roofline
 from plamo_study.studies.latency import loop, plan, service
 
 WORKLOAD = plan.disaggregation("mini").workload
@@ -41,7 +41,7 @@ def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
     assert (measured.checks["identical"], measured.checks["second_path_error"]) == (1.0, 0.0)
     assert [len(sample) for sample in measured.samples_ns] == [len(PHASES)] * cell.repetitions
     shape = vars(registry.spec(cell.model, "mini"))
-    assert measured.n_bytes == states.size(shape, cell.n_prompt, cell.type_k, cell.type_v).total
+    assert measured.n_bytes == roofline.stored(shape, cell.n_prompt, cell.type_k, cell.type_v).total
 
 
 @pytest.mark.long

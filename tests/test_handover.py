@@ -13,7 +13,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing
 from llama_meter.measure.asked import sweep
 from llama_meter.models import recipes, registry
-from plamo_study.arithmetic import states
+from plamo_study.arithmetic import roofline
 from plamo_study.studies.quantization import work as quality
 from plamo_study.studies.two_files import law, plan as plan, work as handover
 
@@ -73,7 +73,7 @@ def test_parts_are_as_large_as_the_model_s_shape_says_and_cover_what_differs(fol
     own, other = (read_by(dtype, TOKENS, folder) for dtype in ("F16", "Q4_K_M"))
     spec = registry.spec(HYBRID, "mini")
     sizes = {name: sum(part.stop - part.start for part in where) for name, where in parts(own).items()}
-    expected, inner = states.size(vars(spec), len(TOKENS)), spec.mamba_heads * spec.mamba_head_dim
+    expected, inner = roofline.stored(vars(spec), len(TOKENS)), spec.mamba_heads * spec.mamba_head_dim
     mamba = (spec.layers + 1) // 2
     assert sizes[CACHE] == expected.full
     assert sizes[CONVOLUTION] == 4 * mamba * inner * (spec.d_conv - 1)

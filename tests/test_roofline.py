@@ -1,4 +1,4 @@
-"""One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
+"""Chapter 2: one account of bytes and FLOPs, ceilings, every recorded cell held against them, machines side by side."""
 
 from types import SimpleNamespace
 
@@ -7,19 +7,22 @@ import psutil
 import pytest
 from built import longer
 
+from llama_meter import journal, paths
 from llama_meter.engine import kernels
 from llama_meter.errors import StudyError
+from llama_meter.journal import REFERENCE
 from llama_meter.measure import files, machine, phases as workloads, plan
 from llama_meter.measure.asked import sweep
+from llama_meter.stats import Estimate
 from plamo_study.arithmetic import ceilings, roofline
-from plamo_study.arithmetic.roofline import Ceilings, parts, work
+from plamo_study.arithmetic.ceilings import Here
+from plamo_study.arithmetic.roofline import parts, work
 from plamo_study.measurements import recording
-from plamo_study.read.frame import device_name
+from plamo_study.read import frame
 from plamo_study.read.recording import Recording
 from plamo_study.show import evidence
-from plamo_study.studies.roofline import every_cell, intensity, plan as plan_roofline, trace_plan as plan_timeline
+from plamo_study.studies.roofline import law, plan as plan_roofline
 
-HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)
 
 
@@ -116,13 +119,15 @@ def test_a_planned_model_has_the_bytes_of_the_file(first):
 
 def test_a_turning_point_is_where_intensity_passes_balance():
     model = fact("plamo-3-nict-8b")
-    prompt, batch = intensity.turning(model, 40.0)
-    for n, found in (
-        (prompt, lambda k: intensity.intensity(model, k, n_ubatch=k)),
-        (batch, lambda k: intensity.intensity(model, 1, intensity.DEPTH, k, n_ubatch=k)),
-    ):
-        assert found(int(n)) >= 40.0 > found(int(n) - 1)
-    assert intensity.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf"), "its own states keep a batch under it"
+    prompt, batch = law.turning(model, 40.0)
+    assert law.intensity(model, int(prompt), n_ubatch=int(prompt)) >= 40.0
+    assert law.intensity(model, int(prompt) - 1, n_ubatch=int(prompt) - 1) < 40.0
+    assert law.intensity(model, 1, law.DEPTH, int(batch) - 1, n_ubatch=int(batch)) < 40.0
+    assert law.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf"), "its own states keep a batch under it"
+    for part in law.published():
+        assert part["memory_source"].startswith("https://"), "every figure of others says where it was read"
+        assert part["peak_source"].startswith("https://")
+        assert part["peak_by"] in ("vendor", "third party", "derived")
 
 
 # ---------------------------------------------------------------- every cell
@@ -130,8 +135,7 @@ def test_a_turning_point_is_where_intensity_passes_balance():
 
 def test_right_results_enter_under_their_own_ceilings(first):
     batches = recording("03-batch-scaling")
-    table, lacking = every_cell.cells([(each.study, each.rows, each.facts) for each in (first, batches)])
-    assert lacking == 0
+    table = law.cells([(each.study, each.rows, each.facts) for each in (first, batches)])
     for each in (first, batches):
         rows = each.rows[each.rows["workload"].isin(["prefill", "decode"])]
         own = table[(table["study"] == each.study) & (table["phase"] == table["workload"])]
@@ -143,12 +147,9 @@ def test_right_results_enter_under_their_own_ceilings(first):
     assert own.nunique().eq(1).all()
     assert own.first().is_monotonic_increasing
     one_thread = first.rows[(first.rows["workload"] != "read") | (first.rows["n_threads"] == 1)]
-    left, lacking = every_cell.cells([(first.study, one_thread, first.facts)])
-    assert set(left["n_threads"]) == {1}
-    assert lacking > 0
-    none, lacking = every_cell.cells([(first.study, first.rows[first.rows["workload"] != "read"], first.facts)])
+    assert set(law.cells([(first.study, one_thread, first.facts)])["n_threads"]) == {1}
+    none = law.cells([(first.study, first.rows[first.rows["workload"] != "read"], first.facts)])
     assert none.empty
-    assert lacking > 0
     assert set(table) == set(none), "a frame without lines has all columns"
 
 
@@ -162,7 +163,7 @@ def test_prompts_depths_and_threads_that_were_asked_for_reach_every_pass():
     }
     assert {cell.flash_attn for cell in on_models} == {"on"}
     assert {cell.n_threads for cell in cells} == {1, 2}
-    assert plan_timeline.trace("shape", sweep=varied).cells[0].n_threads == 2
+    assert plan_roofline.trace("shape", sweep=varied).cells[0].n_threads == 2
 
 
 def test_ceilings_are_borrowed_from_the_same_machine_only(first):
@@ -170,15 +171,13 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(first):
     timed = first.rows[first.rows["workload"] == "decode"]
     elsewhere = longer(limits, limits["status"] == "ok", 10).assign(machine="elsewhere")
     rows, facts = pd.concat([limits, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
-    both, _ = every_cell.cells(
-        [("all", rows, facts), ("a", timed, facts), ("b", timed.assign(machine="elsewhere"), facts)]
-    )
-    chips = {device_name(each, False) for each in first.facts.values() if "chip" in each}
+    both = law.cells([("all", rows, facts), ("a", timed, facts), ("b", timed.assign(machine="elsewhere"), facts)])
+    chips = {frame.device_name(each, False) for each in first.facts.values() if "chip" in each}
     assert set(both["chip"]) == {"another", *chips}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
     for name in ("read", "compute"):
         assert here[name].to_numpy() == pytest.approx(10 * there[name].to_numpy())
-    assert every_cell.cells([("all", elsewhere, facts), ("a", timed, facts)])[0].empty
+    assert law.cells([("all", elsewhere, facts), ("a", timed, facts)]).empty
 
 
 def test_the_depths_of_a_ladder_become_passes_of_their_own(first):
@@ -187,7 +186,7 @@ def test_the_depths_of_a_ladder_become_passes_of_their_own(first):
     row["samples_ns"] = [[[10**9, 2 * 10**9], [10**7, 10**7, 3 * 10**7, 3 * 10**7]]]
     row["series"] = [{"part_depth": [0.0, 1024.0], "step_depth": [1.0, 2.0, 1025.0, 1026.0]}]
     limits = first.rows[first.rows["workload"].isin(["read", "matmul"])]
-    table, _ = every_cell.cells([("05", pd.concat([limits, row]), first.facts)])
+    table = law.cells([("05", pd.concat([limits, row]), first.facts)])
     found = {(r.phase, r.depth): r.measured.value for r in table.itertuples()}
     assert found == {("prefill", 0.0): 1.0, ("prefill", 1024.0): 2.0, ("decode", 0.0): 0.01, ("decode", 1024.0): 0.03}
 
@@ -230,27 +229,18 @@ CEILINGS = {  # rows as (FLOP/s, layout, what was seen, other fields), and the c
 def test_a_ceiling_is(best, one, other):
     rows = [kernel_row(rate, layout=layout, **fields) for rate, layout, fields in (one, other)]
     table = ceilings.measured([pd.DataFrame(rows)])
-    assert ceilings.kernel([table], HOME, "Q2_K").best == pytest.approx(best, rel=1e-6)
+    assert Here([table], HOME).kernel("Q2_K").best == pytest.approx(best, rel=1e-6)
 
 
 def test_what_was_measured_nowhere_here_is_named_and_kernels_are_told_by_name():
     with pytest.raises(StudyError, match="matmul ceiling of Q2_K"):
-        ceilings.kernel([ceilings.measured([pd.DataFrame([kernel_row(1e11, n_threads=1)])])], HOME, "Q2_K")
+        Here([ceilings.measured([pd.DataFrame([kernel_row(1e11, n_threads=1)])])], HOME).kernel("Q2_K")
     reads = [read_row(5e10), read_row(9e12, n_threads=1), read_row(9e12, machine="there")]
-    assert ceilings.read([ceilings.measured([pd.DataFrame(reads)])], HOME).best == pytest.approx(5e10, rel=1e-6)
+    assert Here([ceilings.measured([pd.DataFrame(reads)])], HOME).read().best == pytest.approx(5e10, rel=1e-6)
     rows = [kernel_row(2e12, "F16", "", **BLAS), kernel_row(3e12, "Q8_0", "plain", **BLAS), kernel_row(9e11, "Q8_0")]
     table = ceilings.measured([pd.DataFrame(rows)])
     names = {kernel.name for kernel in ceilings.every_kernel([table], HOME)}
     assert (len(names), sum("BLAS" in name for name in names)) == (3, 2)
-
-
-def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
-    places = (0, -1)
-    rows = [row for n in places for row in (read_row(5e10, n_gpu_layers=n), kernel_row(1e12, "Q8_0", n_gpu_layers=n))]
-    found = Recording(pd.DataFrame(rows), {}, "02-roofline", "shape", "recorded")
-    shown = evidence.ceilings(found).frame.set_index("device")["measured with"]
-    assert not set(shown["CPU"]) & {name for name in shown["GPU"] if "product" in name}
-    assert evidence.READ_KERNELS["GPU"] in set(shown["GPU"])
 
 
 def test_accelerate_is_named_where_it_computes_and_nothing_else_changes():
@@ -262,8 +252,8 @@ def test_accelerate_is_named_where_it_computes_and_nothing_else_changes():
     assert set(shown[2]) == {evidence.READ_KERNELS["accelerate"], "Accelerate in F32, F16 weights unpacked"}
     assert {shown[1], shown[4]} == {evidence.READ_KERNELS["CPU"]}
     table = ceilings.measured([pd.DataFrame(rows)])
-    assert ceilings.kernel([table], HOME, "F16").best == pytest.approx(2e12, rel=1e-6)
-    assert ceilings.read([table], HOME).best == pytest.approx(5e10, rel=1e-6)
+    assert Here([table], HOME).kernel("F16").best == pytest.approx(2e12, rel=1e-6)
+    assert Here([table], HOME).read().best == pytest.approx(5e10, rel=1e-6)
 
 
 def test_a_gpu_s_read_ceiling_keeps_within_free_memory_and_stays_far_beyond_the_caches(monkeypatch):
@@ -291,20 +281,70 @@ def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first()
     half = {"type": "mixed", "by_type": {kind: {"n_elements": 10**6, "n_bytes": 10**6} for kind in ("Q2_K", "Q3_K")}}
     model = {"tensors": {"ffn_up": half | {"n_elements": 2 * 10**6, "n_bytes": 2 * 10**6}}}
     own, pooled = (ceilings.measured([pd.DataFrame(each)]) for each in (rows, [*rows, kernel_row(9e11, "Q2_K")]))
-    assert ceilings.limits_at([own], HOME, model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
-    assert ceilings.limits_at([own, pooled], HOME, "Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
-    assert ceilings.limits_at([pooled], HOME, "Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
+    assert Here([own], HOME).limits(model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
+    assert Here([own, pooled], HOME).limits("Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
+    assert Here([pooled], HOME).limits("Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
 
 
-def test_columns_are_told_by_the_work_of_a_cell():
-    rows = [kernel_row(1e11, "Q8_0", "", None), kernel_row(1e10, "Q8_0", "", None, n_columns=4, n_flops=8 * 4096**2)]
-    rows.append(kernel_row(1e10, "Q8_0", "", None, n_columns=1, n_flops=0, n_bytes=4096**2))
-    known = ceilings.by_columns(ceilings.measured([pd.DataFrame(rows)]), HOME, "Q8_0")
-    assert known == {1: pytest.approx(1e-10, rel=1e-4), 4: pytest.approx(8e-10), 512: pytest.approx(1024 / 1e11)}
+# ---------------------------------------------------------------- machines side by side
 
 
-def test_every_figure_of_others_says_where_it_was_read():
-    for part in intensity.parts():
-        assert part["memory_source"].startswith("https://")
-        assert part["peak_source"].startswith("https://")
-        assert part["peak_by"] in ("vendor", "third party", "derived")
+USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared", "read": 1e9}
+USUAL |= {"type_k": "f16", "type_v": "f16", "attention": "on"}
+
+
+def line(on, seconds, roof, depth=128.0, **changed):
+    measured = Estimate(seconds, seconds * 0.9, seconds * 1.1, 5)
+    entry = {"machine": on, "chip": f"chip {on}", "depth": depth, "measured": measured, "low": roof}
+    return USUAL | entry | {"share": roof / seconds} | changed
+
+
+def test_a_pair_holds_what_both_forecasts_start_from():
+    """The other machine reads half as fast, and its roof is three times as high."""
+    told = law.pairs(pd.DataFrame([line("a", 0.10, 0.05), line("b", 0.30, 0.15, read=0.5e9)])).iloc[0]
+    assert (told["known"], told["asked"]) == ("chip a", "chip b")
+    assert told["took_known"].value * told["roof_asked"] / told["roof_known"] == pytest.approx(0.30)
+    assert told["took_known"].value * told["read_known"] / told["read_asked"] == pytest.approx(0.20)
+    assert (told["share_known"], told["share_asked"]) == (pytest.approx(0.5), pytest.approx(0.5))
+
+
+def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_the_nearest():
+    def common(*lines):
+        return list(law.common(pd.DataFrame(lines)))
+
+    one, other = line("a", 0.1, 0.05), line("b", 0.1, 0.05)
+    assert len(common(one, other)) == len(common(one, other | {"depth": 190.0})) == 1
+    for changed in ({"depth": 200.0}, {"dtype": "Q4_0"}, {"n_seq": 8}, {"attention": "off"}, {"machine": "a"}):
+        assert not common(one, other | changed), changed
+    assert {"took_known", "share_asked", "depth"} <= set(law.pairs(pd.DataFrame([one])))
+    ((known, asked),) = common(line("a", 0.1, 0.05, 100.0), line("a", 0.2, 0.05, 130.0), other)
+    assert (known.depth, asked.depth) == (130.0, 128.0)
+    twice = line("a", 0.1, 0.05, 131.0)
+    assert len(common(one, twice, other)) == len(common(other, one, twice)) == 1, "one pass that was timed twice"
+
+
+def test_what_cannot_be_shown_is_refused_with_what_to_do(monkeypatch, tmp_path):
+    for wrong in (("elsewhere", "shape"), ("recorded", "huge")):
+        with pytest.raises(StudyError, match="known"):
+            law.recordings(*wrong)
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    with pytest.raises(StudyError, match="plamo-study run 01 --scale mini"):
+        law.recordings("live", "mini")
+
+
+def test_a_machine_is_named_by_what_its_fact_says_and_told_apart_and_a_recorded_one_bears_its_letter():
+    for chip, name in {
+        "AMD EPYC (family 25)": "AMD EPYC, 2 cores",
+        "Intel(R) Xeon(R) Platinum 8488C (family 6)": "Intel Xeon Platinum 8488C, 2 cores",
+        "Apple M4 Pro": "Apple M4 Pro",
+    }.items():
+        assert frame.machine_name({"chip": chip, "performance_cores": 2}) == name
+    chip = {"chip": "Intel(R) Xeon(R) Gold (family 6)", "performance_cores": 2}
+    facts = {name * 16: chip | {"last_level_cache_bytes": size} for size, name in enumerate("abc")}
+    names = [frame.machine_name(fact) for fact in frame.told_apart(facts)[0].values()]
+    assert names == [f"Intel Xeon Gold, 2 cores{mark}" for mark in ("", " (bbbbbbbb)", " (cccccccc)")]
+    records = [each for path in journal.journals(paths.MEASURED / REFERENCE) for each in journal.read(path)]
+    known = {record.id: record.data for record in records if getattr(record, "what", "") == "machine"}
+    assert known.keys() <= frame.HOSTS.keys()
+    assert len({letter for letter, _ in frame.HOSTS.values()}) == len(frame.HOSTS)
+    assert frame.machine_name(known["dbd2b3acfeaa796f"]) == "AMD EPYC Zen 5, 2 vCPUs (host A)"

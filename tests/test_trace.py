@@ -125,9 +125,7 @@ def test_products_scans_and_cache_are_classed_and_counted_as_the_roofline_counts
     assert sum(map(operators.flops, of(step, "ssm_scan"))) == scanned
 
 
-def test_every_product_knows_its_layer_and_what_is_not_recognised_is_other(timeline):
-    layers = {operators.layer(node) for node in timeline.nodes if operators.operator_class(node) in operators.PRODUCTS}
-    assert layers == {0, 1, 2, 3, None}  # None: the head
+def test_what_is_not_recognised_is_other():
     tensor, unknown = Operand("x", "f32", (4, 1, 1, 1), 16), Operand("blk.0.ffn_gate.weight", "f32", (4, 4, 1, 1), 64)
     assert operators.operator_class(Node(tensor, "FROBNICATE", (tensor,))) == "other"
     assert operators.operator_class(Node(tensor, "MUL_MAT", (unknown, tensor))) == "other"

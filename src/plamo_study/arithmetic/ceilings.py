@@ -20,7 +20,7 @@ import pandas as pd
 
 from llama_meter import stats
 from llama_meter.errors import StudyError
-from plamo_study.arithmetic.roofline import NO_MATMUL, Ceilings, Model
+from plamo_study.arithmetic.roofline import NO_MATMUL, Ceilings, Model, head_tensors
 from plamo_study.read.frame import on_main_device, usable
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
@@ -29,20 +29,8 @@ STEADY = 1.1  # a reading whose median is more than this many times its shortest
 READ, MATMUL = "read", "matmul"
 NS = 1e9
 COLUMNS = [
-    "machine",
-    "n_threads",
-    "n_gpu_layers",
-    "ceiling",
-    "dtype",
-    "layout",
-    "columns",
-    "many",
-    "block",
-    "n_bytes",
-    "n_flops",
-    "weights",
-    "best",
-    "usual",
+    *("machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes"),
+    *("n_flops", "weights", "best", "usual"),
 ]
 SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
 Name = TypeVar("Name")  # of a file
@@ -162,23 +150,6 @@ class Here:
         return next((_rate(rows, rows["n_flops"]) for rows in many if len(rows)), None)
 
 
-def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
-    """Read bandwidth in B/s from the first table that has it. Raises StudyError where none has."""
-    return Here(tables, place).read()
-
-
-def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
-    """FLOP/s of a kernel, as `Here.kernel` finds it. Raises StudyError if it was not measured."""
-    return Here(tables, place).kernel(dtype)
-
-
-def limits_at(
-    tables: Sequence[pd.DataFrame], place: Place, what: Model | str, heads: float = 0.0
-) -> tuple[Ceilings, Ceilings]:
-    """(best, usual) ceilings of a place for a file, or for a tensor type by name, as `Here.limits` finds them."""
-    return Here(tables, place).limits(what, heads)
-
-
 def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
     """The best ceilings of a study's main set-up for each file whose ceilings were measured: a roof."""
     return {name: best for name, (best, _) in _limits(rows, files).items()}
@@ -193,7 +164,7 @@ def _limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, tuple
     table, by_name = measured([rows]), dict[Name, tuple[Ceilings, Ceilings]]()
     for name, file in files.items() if len(table) else ():
         with suppress(StudyError):  # a kernel of this file was not measured
-            by_name[name] = limits_at([table], main_place(rows), file)
+            by_name[name] = Here([table], main_place(rows)).limits(file)
     return by_name
 
 
@@ -207,7 +178,7 @@ def of_study(rows: pd.DataFrame) -> pd.DataFrame:
     here = table[table["machine"] == main_place(rows).machine]
     for (layers, threads), group in here.groupby(["n_gpu_layers", "n_threads"]):
         place = Place(str(group["machine"].iloc[0]), int(threads), int(layers))
-        rates: dict[str, Rate] = {READ: read([table], place)} if (group["ceiling"] == READ).any() else {}
+        rates: dict[str, Rate] = {READ: Here([table], place).read()} if (group["ceiling"] == READ).any() else {}
         rates |= {kernel.name: rate for kernel, rate in every_kernel([table], place).items()}
         own = ACCELERATE if ACCELERATE in set(at(table, place, READ)["layout"]) else READ
         for name, rate in rates.items():
@@ -240,13 +211,6 @@ def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, R
     return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
 
 
-def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
-    """Seconds per weight by number of columns, medians over processes, of a loaded tensor's kernels."""
-    products = loaded(table, place, dtype)
-    spent = products["usual"] / products["weights"]
-    return {int(columns): float(values.median()) for columns, values in spent.groupby(products["columns"])}
-
-
 def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
     """The products measured with the kernel of a loaded model's tensors of a type: packed where there is one."""
     return _loaded(at(table, place, MATMUL), dtype)
@@ -267,14 +231,12 @@ def at(table: pd.DataFrame, place: Place, ceiling: str = "") -> pd.DataFrame:
 
 def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
     """Number of weights that a token is multiplied with, by tensor type, plus `heads` times the output head."""
-    amounts = {dtype: float(amount["multiplied"]) for dtype, amount in weighty(by_type(model)).items()}
-    tensors = model["tensors"]
-    head = tensors.get("output") or tensors.get("token_embd")
-    if head and heads:
-        types = weighty(by_type(model))
-        for dtype, part in _parts(head).items():
-            if dtype in types:
-                amounts[dtype] += heads * part["n_elements"]
+    types = weighty(by_type(model))
+    head = _parts(head_tensors(model)) if heads else {}
+    amounts = {
+        dtype: amount["multiplied"] + (heads * head[dtype]["n_elements"] if dtype in head else 0.0)
+        for dtype, amount in types.items()
+    }
     return {dtype: amount for dtype, amount in amounts.items() if amount}
 
 

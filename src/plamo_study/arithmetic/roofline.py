@@ -6,6 +6,7 @@ memory: weights, cache and state. Activations and processor caches are left out:
 are an upper bound.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,13 @@ KV_BYTES = {
 }
 STATE_BYTES = 4  # llama.cpp keeps recurrent and convolution state in F32
 NO_MATMUL = {"token_embd", "output", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias"}
-PRODUCTS = ("weights of the blocks", "output head")  # the parts that are matrix products
+HEAD, CACHE, LAYER, CELL = (
+    8,
+    16,
+    24,
+    12,
+)  # bytes: of a state's kind, of each cache, each of its layers, each token in it
+RECURRENT = 20  # of a recurrent state, before its layers
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,16 @@ def weight_bytes(model: Model) -> int:
     return sum(t["n_bytes"] for kind, t in model["tensors"].items() if not (untied and kind == "token_embd"))
 
 
-def head_bytes(model: Model) -> int:
-    """Bytes of the output head: its own tensor, or the embedding it is tied to."""
+def head_tensors(model: Model) -> dict[str, Any]:
+    """The output head: its own tensor, or the embedding it is tied to."""
     tensors = model["tensors"]
-    head = tensors.get("output") or tensors.get("token_embd") or {"n_bytes": 0}
-    return int(head["n_bytes"])
+    head: dict[str, Any] = tensors.get("output") or tensors.get("token_embd") or {"type": "", "n_bytes": 0}
+    return head
+
+
+def head_bytes(model: Model) -> int:
+    """Bytes of the output head."""
+    return int(head_tensors(model)["n_bytes"])
 
 
 def kv_bytes_per_token(model: Model, type_kv: str = "f16", type_v: str = "") -> float:
@@ -96,19 +108,16 @@ def kv_bytes_per_token(model: Model, type_kv: str = "f16", type_v: str = "") -> 
     return shape["kv_heads"] * shape["head_dim"] * (KV_BYTES[type_kv] + KV_BYTES[type_v or type_kv])
 
 
-def scan_state_bytes(model: Model) -> int:
-    """Bytes of the scan's state per sequence: d_inner x d_state in every Mamba layer."""
-    return layers(model)[0] * _d_inner(model) * model["shape"]["d_state"] * STATE_BYTES
-
-
-def conv_state_bytes(model: Model) -> int:
-    """Bytes of the convolution's state per sequence: d_inner x (d_conv - 1) in every Mamba layer."""
-    return layers(model)[0] * _d_inner(model) * max(model["shape"]["d_conv"] - 1, 0) * STATE_BYTES
+def recurrent(shape: Mapping[str, Any], n_layers: int) -> tuple[int, int]:
+    """Bytes of recurrent state per sequence: of the scan, d_inner x d_state in every Mamba layer, and of the
+    convolution, d_inner x (d_conv - 1)."""
+    of_layers = STATE_BYTES * n_layers * shape["mamba_heads"] * shape["mamba_head_dim"]
+    return of_layers * shape["d_state"], of_layers * max(shape["d_conv"] - 1, 0)
 
 
 def state_bytes(model: Model) -> int:
     """Bytes of recurrent state per sequence: scan and convolution."""
-    return scan_state_bytes(model) + conv_state_bytes(model)
+    return sum(recurrent(model["shape"], layers(model)[0]))
 
 
 def matmul_weights(model: Model) -> int:
@@ -151,9 +160,10 @@ def parts(
     pairs = full * _pairs(n_tokens, depth, depth + n_tokens) + sliding * _pairs(n_tokens, depth, window)
     before = [depth + piece * n_ubatch for piece in range(pieces)]
     read = sum(full * past + sliding * min(past, window) for past in before)
-    per_key = kv_bytes_per_token(model, type_k, type_v)
-    scan = SCAN_FLOPS * mamba * _d_inner(model) * shape["d_state"]
-    row = head_bytes({"tensors": {"token_embd": model["tensors"].get("token_embd")}}) / max(shape["vocab"], 1)
+    per_key, (of_scan, of_conv) = kv_bytes_per_token(model, type_k, type_v), recurrent(shape, mamba)
+    d_inner = shape["mamba_heads"] * shape["mamba_head_dim"]
+    scan = SCAN_FLOPS * mamba * d_inner * shape["d_state"]
+    row = model["tensors"].get("token_embd", {"n_bytes": 0})["n_bytes"] / max(shape["vocab"], 1)
     head = head_bytes(model)
     return [
         Part("weights of the blocks", 2 * matmul_weights(model) * total, passes * (weight_bytes(model) - head)),
@@ -161,11 +171,11 @@ def parts(
         Part("embedding rows", 0, total * row),
         Part("keys and values read", 4 * shape["heads"] * shape["head_dim"] * n_seq * pairs, n_seq * per_key * read),
         Part("keys and values written", 0, total * per_key * (sliding + full)),
-        Part("scan state", scan * total, 2 * n_seq * pieces * scan_state_bytes(model)),
+        Part("scan state", scan * total, 2 * n_seq * pieces * of_scan),
         Part(
             "convolution state",
-            2 * mamba * _d_inner(model) * shape["d_conv"] * total,
-            2 * n_seq * pieces * conv_state_bytes(model),
+            2 * mamba * d_inner * shape["d_conv"] * total,
+            2 * n_seq * pieces * of_conv,
         ),
     ]
 
@@ -179,10 +189,6 @@ def _pairs(n_tokens: int, depth: float, window: float) -> float:
     """Visible (query, key) pairs of `n_tokens` queries after `depth` tokens, each seeing `window` keys at most."""
     growing = min(max(window - depth, 0), n_tokens)
     return growing * depth + growing * (growing + 1) / 2 + (n_tokens - growing) * window
-
-
-def _d_inner(model: Model) -> int:
-    return int(model["shape"]["mamba_heads"] * model["shape"]["mamba_head_dim"])
 
 
 def decode_bytes(model: Model, depth: float, n_seq: int = 1) -> float:
@@ -204,11 +210,6 @@ def prefill_flops(model: Model, n_tokens: int) -> float:
     return work(parts(model, n_tokens))[0]
 
 
-def prefill_bytes(model: Model, n_tokens: int) -> float:
-    """Bytes one prefill moves: the blocks' weights once per micro-batch, the head once, cache and state."""
-    return work(parts(model, n_tokens))[1]
-
-
 def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
     """Predicted seconds for a number of FLOPs and bytes."""
     return Band(flops / ceilings.matmul, moved / ceilings.read)
@@ -216,12 +217,44 @@ def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
 
 def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings) -> Band:
     """Predicted seconds of a prefill."""
-    return band(prefill_flops(model, n_tokens), prefill_bytes(model, n_tokens), ceilings)
+    return band(*work(parts(model, n_tokens)), ceilings)
 
 
 def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:
     """Predicted seconds of one decode step."""
     return band(decode_flops(model, depth, n_seq), decode_bytes(model, depth, n_seq), ceilings)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of a stored state: `full` and `sliding` keys and values, the `recurrent` part, and their descriptions."""
+
+    full: float
+    sliding: float
+    recurrent: float
+    described: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of the whole state."""
+        return self.full + self.sliding + self.recurrent + self.described
+
+
+def stored(shape: Mapping[str, Any], n_tokens: int, type_k: str = "f16", type_v: str = "f16") -> Size:
+    """Size of the state of `n_tokens` tokens, exactly as llama.cpp 0c1e57098 writes it. `shape`: as in a model's fact.
+
+    Keys and values grow with every token, those of sliding layers up to their window; the recurrent part does not grow.
+    """
+    n_layers = int(shape["layers"])
+    mamba = (n_layers + 1) // 2 if shape["mamba_heads"] else 0
+    sliding = n_layers - n_layers // shape["window_pattern"] if shape["window"] else 0
+    full, held = n_layers - mamba - sliding, min(n_tokens, int(shape["window"])) if sliding else 0
+    row = shape["kv_heads"] * shape["head_dim"] * (KV_BYTES[type_k] + KV_BYTES[type_v])  # of one token in one layer
+    described = HEAD + CACHE + LAYER * full + CELL * n_tokens
+    described += CACHE + LAYER * sliding + CELL * held if sliding else 0
+    described += RECURRENT + LAYER * mamba if mamba else 0
+    state = float(sum(recurrent(shape, mamba))) if mamba else 0.0
+    return Size(full * n_tokens * row, sliding * held * row, state, float(described))
 
 
 def miss(measured: float, low: float, high: float) -> float:

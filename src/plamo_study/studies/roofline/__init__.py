@@ -7,7 +7,7 @@ CHAPTER = Chapter(
     "how near is the limit",
     {
         "02-roofline": Study("plan.roofline"),
-        "02-trace": Study("trace_plan.trace"),
+        "02-trace": Study("plan.trace"),
     },
     of_full_size=True,
     of_all=True,

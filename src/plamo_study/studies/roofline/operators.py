@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from llama_meter.engine.spans import Node, Operand, Phase, Timeline
+from llama_meter.engine.spans import Node, Operand, Timeline
 from llama_meter.limits import SCAN_FLOPS
 
 PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "ssm_in", "ssm_x", "ssm_dt", "ssm_out", "head")
@@ -29,7 +29,6 @@ GROUPS = {
 }
 HEAD = ("output.weight", "token_embd.weight")  # a tied head multiplies with the embedding
 WEIGHT = re.compile(r"blk\.\d+\.([a-z0-9_]+)(?:\.weight)?")
-LAYER = re.compile(r"(?:blk\.|cache_[a-z]_l|[a-z0-9]-)(\d+)\b")
 RECURRENT = re.compile(r"cache_[rs]_l\d|mamba_conv1d_state|mamba_ssm_states")  # the graph renames what it writes
 BY_OP = {
     "FLASH_ATTN_EXT": "flash_attention",
@@ -75,12 +74,6 @@ def operator_class(node: Node) -> str:
     return BY_OP.get(node.op, "other")
 
 
-def layer(node: Node) -> int | None:
-    """The block a node belongs to, from its own name or a source's; None if no name has one."""
-    matches = (LAYER.search(operand.name) for operand in (node.result, *node.sources))
-    return next((int(match.group(1)) for match in matches if match), None)
-
-
 def moved_bytes(node: Node) -> float:
     """Bytes read and written, every tensor once; of a gathered, scattered or stateful one only the rows in use."""
     sources, result = node.sources, node.result
@@ -118,7 +111,7 @@ def sums(timeline: Timeline) -> dict[str, dict[str, Work]]:
     costs = [(operator_class(n), moved_bytes(n), flops(n)) for n in timeline.nodes]
     totals: dict[str, defaultdict[str, Work]] = {"prefill": defaultdict(Work), "decode": defaultdict(Work)}
     for phase in timeline.phases:
-        entry = totals[phase_kind(phase)]
+        entry = totals["prefill" if phase.name == "PREFILL" else "decode"]
         for span in phase.spans:
             if span.kind == "operator":
                 name, n_bytes, n_flops = costs[span.node]
@@ -126,11 +119,6 @@ def sums(timeline: Timeline) -> dict[str, dict[str, Work]]:
             else:
                 entry[span.kind] += Work(span.duration)
     return {kind: dict(entry) for kind, entry in totals.items() if entry}
-
-
-def phase_kind(phase: Phase) -> str:
-    """ "prefill" or "decode"."""
-    return "prefill" if phase.name == "PREFILL" else "decode"
 
 
 def _product(weight: str, result: str) -> str:
