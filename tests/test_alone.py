@@ -1,12 +1,9 @@
 """Two runs at once: one wins, the other says who is at work, and a run that died is in nobody's way."""
 
-import errno
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 
@@ -16,10 +13,8 @@ import pytest
 from test_cli import FEW, in_one_process
 
 from llama_meter import journal, paths
-from llama_meter.errors import StudyError
-from llama_meter.journal import Journal
 from llama_meter.rows import Row
-from plamo_study.cli.guard import LOCK, alone
+from plamo_study.cli.guard import LOCK
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 LONG_S = 60.0
@@ -169,34 +164,3 @@ def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or
         assert f"{status} 01-phase-asymmetry.ipynb" in finished.stderr
     assert set(done) <= set(keys())
     assert (project / "reports/01-phase-asymmetry.html").exists()
-
-
-@pytest.fixture
-def no_locks(tmp_path, monkeypatch):
-    """`tmp_path` knows no locks; the system's temporary folder, which is another one, does."""
-    elsewhere, flock = tmp_path / "elsewhere", fcntl.flock
-    elsewhere.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
-
-    def without(file, how):
-        if os.fstat(file).st_ino not in {entry.inode() for entry in os.scandir(elsewhere)}:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        return flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", without)
-    return elsewhere
-
-
-@pytest.mark.case(10)
-def test_on_a_disk_without_locks_runs_and_journals_still_keep_one_another_out(no_locks, tmp_path, monkeypatch):
-    for path, hold, said in (
-        (tmp_path / "reports", alone, "another run is at work"),
-        (tmp_path / "rows.jsonl", Journal, "another run is writing"),
-    ):
-        with hold(path), pytest.raises(StudyError, match=said), hold(path):
-            pass
-        with hold(path):
-            pass  # released with its holder
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    with pytest.raises(StudyError, match="TMPDIR"), alone(tmp_path / "reports"):
-        pass

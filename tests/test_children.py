@@ -16,7 +16,6 @@ from conftest import HYBRID, mini, mini_file
 from misbehaving import as_llama_server
 
 from llama_meter import children
-from llama_meter.cells import Replicas
 from llama_meter.engine import builds, note
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
@@ -45,21 +44,9 @@ def hostile(tmp_path, monkeypatch):
     return ran
 
 
-def replicas(_):
-    cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=4, n_processes=2)
-    return ended(cell, "plamo_study.studies.batch_scaling.work")
-
-
-def ended(cell, workload=""):
-    outcome = work(Job(cell=cell, path=str(mini_file())), 60.0, workload=workload)
+def a_worker(_):
+    outcome = work(Job(cell=mini("prefill"), path=str(mini_file())), 60.0)
     assert outcome.status == "ok", outcome.failure
-
-
-def served_by_python(_):
-    if not server.has_python_server():
-        pytest.skip("the server's web framework is not installed")
-    with server.started(Setup("llama_cpp.server", mini_file())):
-        pass
 
 
 def notebooks(folder):
@@ -75,18 +62,10 @@ def notebooks(folder):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-ENTRIES = {
-    "a worker": lambda _: ended(mini("prefill")),
-    "replicas": replicas,
-    "the server of the bindings": served_by_python,
-    "notebooks": notebooks,
-}
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("what", ENTRIES)
+@pytest.mark.parametrize("what", [a_worker, notebooks])
 def test_no_python_takes_modules_from_the_folder_one_stands_in(what, hostile, tmp_path):
-    ENTRIES[what](tmp_path)
+    what(tmp_path)
     assert not sorted(path.name for path in hostile.iterdir())
 
 
@@ -97,31 +76,21 @@ def test_only_one_place_starts_this_python():
     assert starting == [package / "children.py"]
 
 
-STANDS = "#!{python}\nimport os, sys\nopen({log!r}, 'a').write(os.getcwd() + '\\n')\nsys.exit(3)\n"
-
-
 def test_a_server_loads_no_backends_from_the_folder_one_stands_in(tmp_path, monkeypatch):
     """llama.cpp's tools load every libggml-*.so of their working directory; ours is not theirs."""
-    tool, log = tmp_path / "tool", tmp_path / "log"
-    tool.write_text(STANDS.format(python=sys.executable, log=str(log)))
-    tool.chmod(0o755)
+    as_llama_server(tmp_path, before=f'pwd >> "{tmp_path}/log"; exit 3')
     monkeypatch.chdir(tmp_path)
-    asked = Setup("llama-server", mini_file(), binary=Path("tool"))  # named as a user does
+    asked = Setup("llama-server", mini_file(), binary=Path("llama-server"))  # named as a user does
     with pytest.raises(StudyError, match="exit code 3"), server.started(asked):
         pass
-    assert set(log.read_text().splitlines()) == {children.NOWHERE}
+    assert set((tmp_path / "log").read_text().splitlines()) == {children.NOWHERE}
 
 
 # ------------------------------------------------------------------ what is inherited
 
 LEFT_BEHIND = {"LLAMA_API_KEY", "OPENAI_API_KEY", "LLAMA_ARG_CACHE_TYPE_K", "N_CTX", "OMP_DYNAMIC", "OMP_NUM_THREADS"}
 LEFT_BEHIND |= {"GOMP_CPU_AFFINITY", "LLAMA_GRAPH_REUSE_DISABLE", "ALL_PROXY"}
-PASSED_ON = {
-    "GGML_SCHED_DEBUG": "0",
-    "CUDA_VISIBLE_DEVICES": "0",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
-    "GOMP_SPINCOUNT": "10000",
-}
+PASSED_ON = {"GGML_SCHED_DEBUG": "0", "CUDA_VISIBLE_DEVICES": "0", "GOMP_SPINCOUNT": "10000"}
 TELLS = """
 import os
 from llama_meter.cells import Decode
@@ -131,17 +100,12 @@ RUNS = {Decode: lambda cell, path, stage: Measured(facts=dict(os.environ))}
 """
 
 
-@pytest.fixture
-def exported(monkeypatch):
-    for name, value in (dict.fromkeys(LEFT_BEHIND, "1") | PASSED_ON).items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.mark.case(5)
-@pytest.mark.usefixtures("exported")
 def test_workers_and_servers_inherit_what_was_chosen_and_the_settings_left_are_a_fact_of_the_engine(
     tmp_path, monkeypatch
 ):
+    for name, value in (dict.fromkeys(LEFT_BEHIND, "1") | PASSED_ON).items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "tells.py").write_text(TELLS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("GGML_BACKEND_PATH", f"{tmp_path}/")
@@ -195,13 +159,14 @@ def all_end(parent, found):
     return not left
 
 
-STOPPED = {
-    "a worker": (
-        "import sys; from pathlib import Path; from llama_meter.measure.process import work\n"
-        "from llama_meter.measure.worker import Job; from llama_meter.cells import Decode\n"
-        "work(Job(cell=Decode(depth=16, n_gen=100_000), path=sys.argv[1]), 60.0)"
+STOPPED = {  # two processes of one cell, the second's parent is a stopped one; and a server
+    2: (
+        "import sys; from llama_meter.measure.process import work; from llama_meter.measure.worker import Job\n"
+        "from llama_meter.cells import Shipment\n"
+        f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
+        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.latency.work')"
     ),
-    "a server": (
+    1: (
         "import sys; from pathlib import Path; from llama_meter.serve import server\n"
         "setup = server.Setup('llama-server', Path(sys.argv[1]), binary=Path(sys.argv[2]) / 'llama-server')\n"
         "with server.started(setup) as s: s.process.wait()"
@@ -209,27 +174,13 @@ STOPPED = {
 }
 
 
-@pytest.mark.parametrize("what", STOPPED)
-def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, tmp_path):
+@pytest.mark.parametrize("n", STOPPED)
+def test_what_a_killed_process_started_ends_even_if_it_was_stopped(n, tmp_path):
     as_llama_server(tmp_path)
-    parent, found = family_of(STOPPED[what], mini_file(), tmp_path)
+    parent, found = family_of(STOPPED[n], mini_file(), tmp_path, of=n)
     for each in found:
         each.suspend()
     assert all_end(parent, found)
-
-
-def test_what_a_stopped_worker_started_ends_with_its_killed_runner(tmp_path):
-    """Two processes of one cell, each with a group of its own: the second's parent is the stopped one."""
-    script = (
-        "import sys; from llama_meter.measure.process import work; from llama_meter.measure.worker import Job\n"
-        "from llama_meter.cells import Shipment\n"
-        f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
-        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.latency.work')"
-    )
-    runner, found = family_of(script, mini_file(), of=2)
-    for each in found:
-        each.suspend()
-    assert all_end(runner, found)
 
 
 def test_processes_that_execute_notebooks_end_with_the_command(tmp_path):
