@@ -1,27 +1,37 @@
-"""What load does to answers, and what other tools' clients count; soaks minute by minute: frames in, estimates out."""
+"""What load does to answers, what other tools' clients count, and servers minute by minute.
+
+Frames in, estimates out. Soaks, crowds, runs of AIPerf and probed servers were recorded beside the journals (commit
+53f8ee5 measured them); of their fields those are read that a page shows.
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
-from llama_meter import stats
+from llama_meter import paths, stats
 from llama_meter.serve.objectives import SLOTS
-from plamo_study.read import results
-from plamo_study.read.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowds, Minute, Probed, Run, Soak
 from plamo_study.show.evidence import chip
 from plamo_study.stats import estimates
 from plamo_study.stats.estimates import names_of
 
 COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_ties", "servers", "died"]
 ENDED = "the server ended: "  # in the failure of a request whose server crashed
-MS = 1e3
+RELEASED, PATCHED = "as released", "patched"  # servers that take turns
+HELD_AT = 2  # minutes before a server is suspended
+OURS, AIPERF = "our client", "AIPerf"
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
+LATER = {
+    "first token, after the server's count": "ttft",
+    "last token, after the server's count": "whole",
+    "from an answer to the next request": "pause",
+}
 SOAKED = ["machine", "model", "rate", "held_s", "n_minutes"]  # the load of a soak
-OF_RUN = ["server", "run", *SOAKED, "sent", "lost", "missing", "twice", "differ", "near_ties", "tokens", "counted"]
+OF_RUN = ["server", "run", *SOAKED, "sent", "lost", "differ", "near_ties"]
 
 
 def under_load(asked: pd.DataFrame) -> pd.DataFrame:
@@ -51,6 +61,74 @@ def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=[*names, *COUNTS])
 
 
+def _stored(place: str, name: str, kind: Any) -> Any:
+    """A result of a type; None where there is none."""
+    path = paths.MEASURED / place / name
+    return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
+
+
+# ------------------------------------------------------------------ our client beside AIPerf
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One load by one client; per request in seconds: `ttft`, `itl` (mean gap), `whole`; and `n_gen` in tokens.
+
+    `throughput`: tokens/s as the client reports it. Mean seconds per `prompt` and per further `token` by the server's
+    own count, None where it has none.
+    """
+
+    tool: str
+    n_clients: int
+    round: int
+    ttft: list[float]
+    itl: list[float]
+    whole: list[float]
+    n_gen: list[int]
+    throughput: float
+    prompt: float | None = None
+    token: float | None = None
+
+    def means(self) -> dict[str, Any]:
+        """Each quantity of TOLD by the client and, as "own", by the server; and the pause before the next request.
+
+        The pause is measured only with a single client. The server's throughput assumes that all slots are full.
+        """
+        entry = {name: float(np.mean(getattr(self, name))) for name in ("ttft", "itl", "whole")}
+        prompt, token = (math.nan if seconds is None else seconds for seconds in (self.prompt, self.token))
+        n, n_gen = len(self.whole), float(np.mean(self.n_gen))
+        own = {"own ttft": prompt, "own itl": token, "own whole": (whole := prompt + (n_gen - 1) * token)}
+        idle = sum(self.n_gen) / self.throughput - sum(self.whole)
+        entry |= own | {"throughput": self.throughput, "own throughput": self.n_clients * n_gen / whole}
+        entry |= {"pause": idle / (n - 1) if self.n_clients == 1 and n > 1 else math.nan, "own pause": 0.0}
+        return {"tool": self.tool, "n_clients": self.n_clients, "round": self.round} | entry
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of both clients against one server on one machine."""
+
+    machine: dict[str, Any]
+    scale: str
+    runs: list[Run]
+
+
+def beside(place: str, scale: str) -> Beside | None:
+    """The runs of a place; None where nothing was compared there."""
+    stored: Beside | None = _stored(place, f"09-beside.{scale}.json", Beside)
+    return stored
+
+
+def _both(comparison: Beside) -> dict[int, tuple[pd.DataFrame, pd.DataFrame]]:
+    """Runs of our client and of AIPerf in order of their rounds, by the number of concurrent requests."""
+    runs = pd.DataFrame([run.means() for run in comparison.runs]).sort_values("round", kind="stable")
+    return {
+        n: (
+            runs[(runs["tool"] == OURS) & (runs["n_clients"] == n)],
+            runs[(runs["tool"] == AIPERF) & (runs["n_clients"] == n)],
+        )
+        for n in dict.fromkeys(run.n_clients for run in comparison.runs)
+    }
+
+
 def compared(comparison: Beside) -> pd.DataFrame:
     """AIPerf beside our client: one row per number of concurrent requests and quantity in TOLD (`what`).
 
@@ -59,128 +137,156 @@ def compared(comparison: Beside) -> pd.DataFrame:
     run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
     """
     entries = []
-    for n_clients in dict.fromkeys(run.n_clients for run in comparison.runs):
-        loads = {tool: _by_round(comparison, tool, n_clients) for tool in (OURS, AIPERF)}
-        for name, what in TOLD.items():
-            ours, theirs = ([_mean(run, name) for run in loads[tool]] for tool in (OURS, AIPERF))
-            ours_of_own, theirs_of_own = (
-                [_mean(run, name) / _own(run, name) for run in loads[tool]] for tool in (OURS, AIPERF)
-            )
-            entry = {"scale": comparison.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
-            entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
-            entry |= {"ours_of_own": stats.median(ours_of_own), "theirs_of_own": stats.median(theirs_of_own)}
-            entries.append(entry | {"of_own": stats.ratio(theirs_of_own, ours_of_own)})
+    for (n_clients, both), (name, what) in product(_both(comparison).items(), TOLD.items()):
+        ours, theirs = (runs[name].tolist() for runs in both)
+        ours_of_own, theirs_of_own = ((runs[name] / runs[f"own {name}"]).tolist() for runs in both)
+        entry = {"scale": comparison.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
+        entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
+        entry |= {"ours_of_own": stats.median(ours_of_own), "theirs_of_own": stats.median(theirs_of_own)}
+        entries.append(entry | {"of_own": stats.ratio(theirs_of_own, ours_of_own)})
     return pd.DataFrame(entries)
 
 
 def later(comparison: Beside) -> pd.DataFrame:
     """Where two clients of one server differ: one row per number of concurrent requests and entry of LATER (`what`).
 
-    Estimates over rounds, in seconds: `ours`, `theirs`, and `apart`, theirs minus ours in the same round. The pause
-    between an answer and the next request is measured only with a single client.
+    Estimates over rounds, in seconds: `ours`, `theirs`, and `apart`, theirs minus ours in the same round.
     """
     entries = []
-    for n_clients in dict.fromkeys(run.n_clients for run in comparison.runs):
-        both = [_by_round(comparison, tool, n_clients) for tool in (OURS, AIPERF)]
-        for what, seconds in LATER.items():
-            ours, theirs = ([seconds(run) for run in runs] for runs in both)
-            if any(map(math.isnan, [*ours, *theirs])):
-                continue
+    for (n_clients, both), (what, name) in product(_both(comparison).items(), LATER.items()):
+        ours, theirs = ((runs[name] - runs[f"own {name}"]).to_numpy() for runs in both)
+        if not np.isnan([*ours, *theirs]).any():
             entry: dict[str, Any] = {"scale": comparison.scale, "n_clients": n_clients, "what": what}
             entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs)}
-            apart = [late - early for late, early in zip(theirs, ours, strict=True)]
-            entries.append(entry | {"apart": stats.median(apart)})
+            entries.append(entry | {"apart": stats.median(theirs - ours)})
     return pd.DataFrame(entries)
 
 
-def _between(run: Run) -> float:
-    """Mean seconds from an answer to the next request; NaN for several clients or a single request."""
-    n, span = len(run.whole), sum(run.n_gen) / run.throughput
-    return (span - sum(run.whole)) / (n - 1) if run.n_clients == 1 and n > 1 else math.nan
+# ------------------------------------------------------------------ crowds
 
 
-def crowds(comparison: Crowds) -> pd.DataFrame:
+class Crowd(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of one server: `token`, seconds per further token of each answer, by the server."""
+
+    server: str
+    n_clients: int
+    round: int
+    token: list[float]
+
+
+class Crowds(msgspec.Struct, frozen=True, kw_only=True):
+    """Loads of both servers, in turn, on one machine."""
+
+    machine: dict[str, Any]
+    loads: list[Crowd]
+
+
+def crowds(place: str, scale: str) -> pd.DataFrame:
     """One row per number of concurrent requests, `waits` of which have no slot: seconds per further token by each
     server's own count (`released`, `patched`), and released over patched (`ratio`), over paired rounds."""
+    stored: Crowds | None = _stored(place, f"09-crowd.{scale}.json", Crowds)
+    every, machine = (stored.loads, chip(stored.machine)) if stored else ([], "")
     entries = []
-    for n_clients in dict.fromkeys(load.n_clients for load in comparison.loads):
-        both = [
-            sorted(
-                (load for load in comparison.loads if (load.server, load.n_clients) == (name, n_clients)),
-                key=attrgetter("round"),
-            )
-            for name in (RELEASED, PATCHED)
-        ]
-        slow, fast = ([float(np.mean(load.token)) for load in loads] for loads in both)
-        entry: dict[str, Any] = {"n_clients": n_clients, "waits": max(n_clients - SLOTS, 0)}
+    for n_clients in dict.fromkeys(load.n_clients for load in every):
+        loads = sorted((load for load in every if load.n_clients == n_clients), key=lambda load: load.round)
+        slow, fast = (
+            [float(np.mean(each.token)) for each in loads if each.server == name] for name in (RELEASED, PATCHED)
+        )
+        entry: dict[str, Any] = {"machine": machine, "waits": max(n_clients - SLOTS, 0)}
         entry |= {"released": stats.median(slow), "patched": stats.median(fast), "ratio": stats.ratio(slow, fast)}
         entries.append(entry)
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["machine", "waits", "released", "patched", "ratio"])
 
 
-def _by_round(comparison: Beside, tool: str, n_clients: int) -> list[Run]:
-    runs = [run for run in comparison.runs if run.tool == tool and run.n_clients == n_clients]
-    return sorted(runs, key=lambda run: run.round)
+# ------------------------------------------------------------------ probed servers
 
 
-def _mean(run: Run, name: str) -> float:
-    return run.throughput if name == "throughput" else float(np.mean(getattr(run, name)))
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """A server known to be right or wrong (`truth`), and what a probe of it said."""
+
+    truth: str
+    verdict: str
 
 
-def _own(run: Run, name: str) -> float:
-    """The same quantity by the server's count; NaN if it has none. Its throughput assumes that all slots are full."""
-    prompt, token = (math.nan if seconds is None else seconds for seconds in (run.prompt, run.token))
-    n_gen = float(np.mean(run.n_gen))
-    whole = prompt + (n_gen - 1) * token
-    return {"ttft": prompt, "itl": token, "whole": whole, "throughput": run.n_clients * n_gen / whole}[name]
+class Probings(msgspec.Struct, frozen=True, kw_only=True):
+    """All servers that were probed on one machine."""
+
+    servers: list[Probed]
 
 
-LATER: dict[str, Callable[[Run], float]] = {
-    "first token, after the server's count": lambda run: _mean(run, "ttft") - _own(run, "ttft"),
-    "last token, after the server's count": lambda run: _mean(run, "whole") - _own(run, "whole"),
-    "from an answer to the next request": _between,
-}
-
-
-def confusion(probed: Sequence[Probed]) -> pd.DataFrame:
+def confusion(place: str) -> pd.DataFrame:
     """Probed servers by what is known of them and the verdict, with the share of `errors` (exact interval).
 
     An error at a right server is a false alarm, at a wrong one a miss. "Cannot tell" is counted, and neither.
     """
+    stored: Probings | None = _stored(place, "09-probed.json", Probings)
     lines: list[dict[str, Any]] = []
-    for truth, error in (("right", "wrong"), ("wrong", "right")):
-        said = [server.verdict for server in probed if server.truth == truth]
-        counts = {verdict: said.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
-        lines.append({"known": truth, **counts, "errors": estimates.rate(said.count(error), len(said))})
-    return pd.DataFrame(lines)
+    servers = stored.servers if stored else []
+    for truth, error in (("right", "wrong"), ("wrong", "right")) if servers else ():
+        verdicts = [server.verdict for server in servers if server.truth == truth]
+        counts = {verdict: verdicts.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
+        lines.append({"known": truth, **counts, "errors": estimates.rate(verdicts.count(error), len(verdicts))})
+    return pd.DataFrame(lines, columns=["known", "right", "wrong", "cannot tell", "errors"])
 
 
 # ------------------------------------------------------------------ servers under sustained load, minute by minute
 
 
+class Minute(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that were answered in one minute; at its end those still open, and bytes of client and server.
+
+    `fine`: answers that ended in each 5 s of the minute; empty in older recordings.
+    """
+
+    answered: float
+    waiting: float
+    client_bytes: float
+    server_bytes: float
+    fine: tuple[int, ...] = ()
+
+
+class Soak(msgspec.Struct, frozen=True, kw_only=True):
+    """A soak: its server and load, the outcome of all requests, and its minutes.
+
+    `failed`: requests without an answer; `differ`: answers that differ from the one to the prompt alone, `near_ties`
+    among them.
+    """
+
+    machine: dict[str, Any]
+    model: str
+    rate: float
+    held_s: float = 0.0  # seconds for which the server was suspended after HELD_AT minutes
+    patched: bool = False  # the server with our patch for waiting threads
+    sent: int
+    failed: int
+    differ: int
+    near_ties: int
+    minutes: list[Minute]
+
+
+def minutes(place: str, *names: str) -> pd.DataFrame:
+    """One row a minute of every run in some results: OF_RUN, `minute` from 1, and the fields of Minute.
+
+    `run` numbers a server's runs from 1. `sent` and what follows it count the whole run; `lost`: without an answer.
+    """
+    lines, runs = [], dict.fromkeys((RELEASED, PATCHED), 0)
+    for name in names:
+        stored = _stored(place, name, Soak | list[Soak]) or []  # the oldest file holds a single one
+        for soak in stored if isinstance(stored, list) else [stored]:
+            runs[server := PATCHED if soak.patched else RELEASED] += 1
+            run = msgspec.structs.asdict(soak) | {"server": server, "run": runs[server], "lost": soak.failed}
+            run |= {"machine": chip(soak.machine), "n_minutes": len(soak.minutes)}
+            for n, minute in enumerate(soak.minutes, 1):
+                lines.append(run | {"minute": float(n)} | msgspec.structs.asdict(minute))
+    return pd.DataFrame(lines, columns=[*OF_RUN, "minute", *Minute.__struct_fields__])
+
+
 def held(place: str, scale: str) -> pd.DataFrame:
     """The minutes of both servers that were stopped."""
-    return minutes([run for patched in (False, True) for run in results.soaks(place, scale, True, patched)])
+    return minutes(place, f"09-held.{scale}.json", f"09-held-patched.{scale}.json")
 
 
 def alike(held: pd.DataFrame) -> pd.DataFrame:
     """The minutes of the runs that shared the load and machine of most runs: those compare."""
     runs = held.drop_duplicates(["server", "run"])
     return held[held[SOAKED].apply(tuple, axis=1) == runs.groupby(SOAKED).size().idxmax()] if len(runs) else held
-
-
-def minutes(runs: Sequence[Soak]) -> pd.DataFrame:
-    """One row a minute of every run: OF_RUN, of which `run` numbers one server's runs from 1, `minute` from 1, and the
-    fields of Minute (None: NaN). `sent` and the others after it count the whole run,
-    also what ended after its last minute; `lost`: without an answer."""
-    fields, counted = list(Minute.__struct_fields__), dict.fromkeys((RELEASED, PATCHED), 0)
-    lines = []
-    for run in runs:
-        server = PATCHED if run.patched else RELEASED
-        counted[server] += 1
-        who = {"server": server, "run": counted[server], "machine": chip(run.machine), "n_minutes": len(run.minutes)}
-        who |= {"lost": run.failed} | {name: getattr(run, name) for name in OF_RUN if hasattr(run, name)} | who
-        for n, minute in enumerate(run.minutes, 1):
-            lines.append(who | {"minute": n} | {name: getattr(minute, name) for name in fields})
-    table = pd.DataFrame(lines, columns=[*OF_RUN, "minute", *fields])
-    return table.astype(dict.fromkeys(["minute", *(name for name in fields if name != "fine")], float))
