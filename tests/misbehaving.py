@@ -1,6 +1,5 @@
 """A server that answers as completions do, or misbehaves in one named way: python misbehaving.py PORT [WAY]."""
 
-import gzip
 import json
 import os
 import signal
@@ -12,43 +11,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 WORDS = ["one ", "two ", "three ", "four "]
-GIGABYTE = 1 << 30
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e \r[/red]"
-
-NO_GZIP = (200, b"this was never compressed", {"Content-Encoding": "gzip"})
-REFUSALS = {  # bodies of HTTP 400 to a prompt that does not fit; each says that a slot has 200 tokens
-    "small_slot": {"error": {"message": "request (%d tokens) exceeds the available context size (200 tokens)"}},
-    "small_slot_by_field": {"error": {"message": "too long, try increasing it", "n_prompt_tokens": 300, "n_ctx": 200}},
-    "small_slot_in_words": {"detail": "This model's maximum context length is 200 tokens. You requested 334 tokens"},
-}
-LISTS = {  # answers to who lists the models
-    "a_bomb": (200, gzip.compress(bytes(GIGABYTE >> 5), 1), {"Content-Encoding": "gzip"}),
-    "no_gzip": NO_GZIP,
-    "deeply": (200, b'{"found": ' + b"[" * 100_000),
-    "infinity": (200, b'{"data": [{"id": Infinity}]}'),
-    "several": (200, b'{"data": [{"id": "one"}, {"id": "two"}]}'),
-}
 REPLIES = {  # to who asks for a completion
-    "compresses": NO_GZIP,
     "refuses": (503, b'{"error": {"message": "all slots are busy"}}'),
-    "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}).encode()),
+    "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}, ensure_ascii=False).encode()),
     "wants_a_key": (401, b'{"error": "no key"}'),
-    "knows_no_such_model": (404, b'{"object": "error", "message": "no such model"}'),
-    "is_down": (502, b"<html><title>Bad Gateway</title></html>"),
-    "is_busy": (429, b""),
-    "is_a_page": (200, b"<!doctype html>", {"Content-Type": "text/html"}),
+    "is_a_page": (200, b"<!doctype html>"),
 }
 STREAMS = {  # the one event of an answer that then ends
-    "counts_a_billion": b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1000000000}}',
-    "counts_infinity": b'{"usage": {"prompt_tokens": 1, "completion_tokens": Infinity}}',
-    "counts_beyond": b'{"timings": {"predicted_ms": 1' + b"0" * 400 + b"}}",
-    "says_deeply": b'{"error": ' + b"[" * 100_000,
-    "says_numbers": b'{"choices": [{"text": 5}]}',
-    "says_no_text": b'{"choices": [{"text": "\xff"}]}',
-    "nests_text": b'{"choices": [{"text": ' + b"[" * 900 + b"]" * 900 + b"}]}",
     "says_error": b'{"error": {"message": "out of memory"}}',
+    "says_numbers": b'{"choices": [{"text": 5}]}',
     "malformed": b"{this is no JSON",
-    "wrong_kind": b"[1, 2, 3]",
     "truncated": b'{"choices": [{"text": "one "}]}',
 }
 
@@ -61,32 +34,18 @@ class Handler(BaseHTTPRequestHandler):
     asking: ClassVar[list[str]] = []  # prompts that are being answered
     asked_before = 0
     keys: ClassVar[list[str]] = []
-    models: ClassVar[set[str]] = set()  # that were asked
 
     def do_GET(self):
-        if self.way in LISTS:
-            return self.reply(*LISTS[self.way])
-        return self.quietly(getattr(self, f"lists_{self.way}", self.lists))
-
-    def quietly(self, tell):
-        try:
-            tell()
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
+        models = ("one", "two") if self.way == "several" else ("stand-in",)
+        self.reply(200, json.dumps({"data": [{"id": name} for name in models]}).encode())
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Handler.keys.append(self.headers.get("Authorization", ""))
-        Handler.models.add(asked.get("model", ""))
         Handler.busy += 1
         Handler.asking.append(prompt := asked.get("prompt", ""))
         try:
-            if not asked["stream"]:
-                choice = {"text": "".join(WORDS)}
-                usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
-                self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
-            else:
-                self.complete(asked)
+            self.complete(asked)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         finally:
@@ -103,43 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             getattr(self, self.way, self.well)(asked)
 
-    # ---------------------------------------------------------------- ways to list models
-
-    def lists(self):
-        self.reply(200, json.dumps({"data": [{"id": "stand-in", "owned_by": "nobody"}]}).encode())
-
-    def lists_without_end(self):
-        self.begin()
-        self.chunk(b'{"data": [')
-        while True:
-            self.chunk(b'{"id": "x"},' * 10_000)
-
-    def lists_in_drops(self):
-        self.begin()
-        while True:
-            self.chunk(b" ")
-            time.sleep(0.05)
-
-    # ---------------------------------------------------------------- ways to refuse
-
-    def small_slot(self, asked):
-        if len(asked["prompt"]) > 600:
-            return self.reply(400, json.dumps(REFUSALS[self.way]).replace("%d", "300").encode())
-        return self.well(asked)
-
-    small_slot_by_field = small_slot_in_words = small_slot
-
     # ---------------------------------------------------------------- ways
-
-    def holds_back(self, asked):
-        """As behind a proxy that buffers: all of it at the end."""
-        self.held = b""
-        self.at_length(asked)
-
-    def holds_back_some(self, asked):
-        """And by sixteen pieces."""
-        self.most_held = 16
-        self.holds_back(asked)
 
     def counts_nothing(self, asked):
         self.well(asked, counts=False)
@@ -161,17 +84,13 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.002)
         self.end(len(words) if counts else None, max(len(asked["prompt"]) // 3, 3))
 
-    def at_length(self, asked, name="text"):
-        """As many tokens as asked for, in fields of a name."""
+    def thinks_at_length(self, asked):
+        """As many tokens as asked for, and all of it is reasoning."""
         self.begin()
         for _ in range(asked["max_tokens"]):
             time.sleep(0.002)
-            self.event({"choices": [{"text": "", name: "word "}]})
+            self.event({"choices": [{"delta": {"reasoning": "word "}}]})
         self.end(asked["max_tokens"], max(len(asked["prompt"]) // 3, 3))
-
-    def thinks_at_length(self, asked):
-        """All of it is reasoning."""
-        self.at_length(asked, "reasoning")
 
     def mixes(self, asked):
         """The answer depends on who else is asking."""
@@ -222,14 +141,6 @@ class Handler(BaseHTTPRequestHandler):
         self.tell("I cannot help with that.")
         self.end(6)
 
-    def floods(self, asked):
-        """Answers as asked, beside four megabytes of comments."""
-        self.begin()
-        for _ in range(64 if len(asked["prompt"]) > 100 else 0):
-            self.chunk(b":" + b"." * (1 << 16) + b"\n")
-        self.tell(asked["prompt"][:8])
-        self.end(1)
-
     def others(self, asked):
         """Prompts of those who ask meanwhile."""
         time.sleep(0.05)
@@ -270,9 +181,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def chats(self, asked):
         """Knows no completions."""
-        if "prompt" in asked:
-            return self.reply(404, b"{}")
-        return self.thinks(asked)
+        self.reply(404, b"{}") if "prompt" in asked else self.thinks(asked)
 
     def thinks(self, asked):
         self.begin()
@@ -296,28 +205,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def by_bytes(self, asked):
-        """10,000 chunks of HTTP of one byte each."""
-        self.begin()
-        word = "x" * 9_900
-        data = b"data: " + json.dumps({"choices": [{"text": word}]}).encode() + b"\n\n"
-        assert len(data) < 10_000
-        data += b":" + b"." * (10_000 - len(data) - 2) + b"\n"
-        for at in range(len(data)):
-            self.chunk(data[at : at + 1])
-        self.end(1)
-
-    def gigabyte(self, asked):
-        self.begin()
-        piece = b"data: " + json.dumps({"choices": [{"text": "x" * 60_000}]}).encode() + b"\n\n"
-        for _ in range(GIGABYTE // len(piece)):
-            self.chunk(piece)
-
-    def one_line(self, asked):
-        self.begin()
-        for _ in range(64):
-            self.chunk(b"x" * 100_000)
-
     # ---------------------------------------------------------------- pieces
 
     def begin(self):
@@ -340,23 +227,12 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 
-    held = None  # what is held back; None for nothing
-    most_held, n_held = 1 << 30, 0  # pieces
-
     def chunk(self, data):
-        framed = f"{len(data):x}\r\n".encode() + data + b"\r\n"
-        if self.held is not None:
-            self.held, self.n_held = self.held + framed, self.n_held + 1
-            if data and self.n_held < self.most_held:
-                return
-            framed, self.held, self.n_held = self.held, b"", 0
-        self.wfile.write(framed)
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
-    def reply(self, code, body, headers=None):
+    def reply(self, code, body):
         self.send_response(code)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -388,7 +264,6 @@ def standing_in(monkeypatch):
 
     def start(way=""):
         monkeypatch.setattr(Handler, "keys", [])
-        monkeypatch.setattr(Handler, "models", set())
         monkeypatch.setattr(Handler, "asked_before", 0)
         httpd = Server(("127.0.0.1", 0), type("Handler", (Handler,), {"way": way}))
         threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()

@@ -21,7 +21,6 @@ from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.serve import server
-from llama_meter.serve.server import Setup
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
@@ -80,8 +79,8 @@ def test_a_server_loads_no_backends_from_the_folder_one_stands_in(tmp_path, monk
     """llama.cpp's tools load every libggml-*.so of their working directory; ours is not theirs."""
     as_llama_server(tmp_path, before=f'pwd >> "{tmp_path}/log"; exit 3')
     monkeypatch.chdir(tmp_path)
-    asked = Setup("llama-server", mini_file(), binary=Path("llama-server"))  # named as a user does
-    with pytest.raises(StudyError, match="exit code 3"), server.started(asked):
+    monkeypatch.setenv(server.NAMED, "./llama-server")  # named as a user does
+    with pytest.raises(StudyError, match="exit code 3"), server.started(server.Setup(mini_file())):
         pass
     assert set((tmp_path / "log").read_text().splitlines()) == {children.NOWHERE}
 
@@ -110,7 +109,7 @@ def test_workers_and_servers_inherit_what_was_chosen_and_the_settings_left_are_a
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("GGML_BACKEND_PATH", f"{tmp_path}/")
     worker = work(Job(cell=mini("decode")), 60.0, workload="tells").measured.facts
-    for inherited in (worker, *(server.environment(kind, tmp_path) for kind in ("llama-server", "llama_cpp.server"))):
+    for inherited in (worker, server.environment(tmp_path)):
         assert not inherited.keys() & LEFT_BEHIND
         assert inherited.items() >= (PASSED_ON | {"HOME": os.environ["HOME"]}).items()
     settings = [*(f"{name}={value}" for name, value in PASSED_ON.items()), "GGML_BACKEND_PATH="]
@@ -167,9 +166,9 @@ STOPPED = {  # two processes of one cell, the second's parent is a stopped one; 
         "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.latency.work')"
     ),
     1: (
-        "import sys; from pathlib import Path; from llama_meter.serve import server\n"
-        "setup = server.Setup('llama-server', Path(sys.argv[1]), binary=Path(sys.argv[2]) / 'llama-server')\n"
-        "with server.started(setup) as s: s.process.wait()"
+        "import os, sys; from pathlib import Path; from llama_meter.serve import server\n"
+        "os.environ[server.NAMED] = f'{sys.argv[2]}/llama-server'\n"
+        "with server.started(server.Setup(Path(sys.argv[1]))) as s: s.process.wait()"
     ),
 }
 

@@ -16,7 +16,6 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import asked, machine, plan as shared, proof
 from llama_meter.measure.files import model_fact
 from llama_meter.models import given, registry, synthetic, tensors
-from llama_meter.serve import server
 from plamo_study.measurements import measurements
 from plamo_study.studies.latency import plan as latency
 from plamo_study.studies.quantization import plan as quantization
@@ -238,10 +237,7 @@ def test_rates_are_positive_numbers_each_once(word, values):
     assert asked.sweep(rates=word).rates == values
 
 
-@pytest.mark.parametrize("with_llama", [True, False])
-def test_users_rates_and_slots_reach_a_server_of_the_file(llama, with_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "find", lambda: tmp_path if with_llama else None)
-    monkeypatch.setattr(server, "has_python_server", lambda: not with_llama)
+def test_users_rates_and_slots_reach_a_server_of_the_file(llama):
     how = {"n_clients": "3", "rates": "0.5,4", "n_prompt": "16", "n_gen": "4", "n_threads": "1", "n_gpu_layers": "0"}
     varied = asked.sweep(files=str(llama), n_seq="2,5", **how)
     loads = [cell for cell in serving.serving("shape", gpu=True, sweep=varied).cells if cell.workload == "serving"]
@@ -249,8 +245,7 @@ def test_users_rates_and_slots_reach_a_server_of_the_file(llama, with_llama, tmp
     assert {(cell.n_prompt, cell.n_gen, cell.n_threads, cell.n_gpu_layers) for cell in loads} == {(16, 4, 1, 0)}
     together = {(cell.n_seq, cell.n_clients) for cell in loads if cell.n_clients}
     rates = {cell.per_second: cell.n_requests for cell in loads if not cell.n_clients}
-    slots = (2, 5) if with_llama else (1,)
-    assert together >= {(n_seq, n) for n_seq in slots for n in (1, 3)}
+    assert together >= {(n_seq, n) for n_seq in (2, 5) for n in (1, 3)}
     assert {n for _, n in together} == {1, 3}
     assert set(rates) == {0.5, 4.0}
     assert rates[0.5] < rates[4.0], "a load lasts a time and is no number of requests"

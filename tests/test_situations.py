@@ -1,23 +1,20 @@
 """Situations from public reports: each ends in one sentence or works, and never in a traceback or a false verdict."""
 
 import os
-import ssl
 import subprocess
 import sys
 from datetime import UTC, datetime
 
 import foreign_models
 import nbformat
-import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from llama_meter import http, paths
+from llama_meter import paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import asked, plan
 from llama_meter.models import given, header, registry
-from llama_meter.serve import meeting, right
 from plamo_study.cli import notebooks
 from plamo_study.publish import executed
 from plamo_study.run import parameters
@@ -130,53 +127,6 @@ def test_a_notebook_without_a_kernel_or_with_ids_too_early_is_read(minor, tmp_pa
     path = executed_notebook(tmp_path / "n.ipynb", minor)
     assert parameters.declared(path) == {"x": "int"}
     assert len(executed.read(path).cells) == 1
-
-
-# ------------------------------------------------------------------ servers
-
-
-@pytest.mark.parametrize(
-    ("url", "error", "mend"),
-    [
-        (
-            "https://a",
-            ssl.SSLCertVerificationError("CERTIFICATE_VERIFY_FAILED] verify failed: expired (_ssl.c:1)"),
-            "SSL_CERT_FILE",
-        ),
-        ("https://a", ssl.SSLError("[SSL: WRONG_VERSION_NUMBER] wrong version number"), "try http://a"),
-        ("http://a", None, "try https://a"),
-    ],
-)
-def test_a_server_of_the_other_kind_or_with_a_strange_certificate_is_no_server_that_is_off(url, error, mend):
-    failed = http.httpx2.ConnectError(str(error)) if error else http.httpx2.RemoteProtocolError("")
-    assert mend in http._unanswered(url, failed).mend
-
-
-def answer(text, seconds):
-    """An answer of 24 tokens, of which one comes at a time."""
-    stamps = np.linspace(1e6, 1e6 + seconds * 1e9, 24).astype(int).tolist()
-    prompt = right.Prompt("p", "", 24)
-    return right.Answer(prompt, 0, 1, 1, stamps[-1], stamps, list(text), tokens=list(text), gaps=[9.0] * len(text))
-
-
-@pytest.mark.parametrize(("repeat", "is_cached"), [(1.0, False), (0.5, False), (0.05, True), (0.0, True)])
-def test_answers_that_nobody_can_have_written_so_fast_come_from_a_cache(repeat, is_cached):
-    alone = [[answer(f"{n}abc", 0.2), answer(f"{n}abc", 0.2 * repeat)] for n in range(right.PROMPTS)]
-    assert right.cached(alone) is is_cached
-    verdict = right.judged(right.Asked(alone, 4, [(0, alone[0][0])], [(0, [alone[0][0]])]))
-    assert verdict.verdict == ("cannot tell" if is_cached else "right")
-
-
-def test_a_server_that_answers_cold_otherwise_than_warm_is_not_said_to_sample():
-    alone = [[answer(f"{n}abc", 0.2), answer(f"{n}xbc", 0.2), answer(f"{n}xbc", 0.2)] for n in range(right.PROMPTS)]
-    assert "cold" in right.judged(right.Asked(alone, 4)).why
-
-
-@pytest.mark.parametrize("name", ["a\nIs it right under load? right.", "\x1b[2J\x1b[H", "a\rb", "x" * 5000, "a\u202eb"])
-def test_a_model_s_name_is_one_short_line_of_what_can_be_printed(name):
-    said = meeting._names([meeting.Model(name)])
-    assert said.isprintable()
-    assert len(said) <= 81
 
 
 @pytest.mark.parametrize(

@@ -3,32 +3,35 @@
 All times are from one monotonic clock, taken when bytes leave the socket. A chunk is not a token: an answer's token
 count is the server's own, if it gives one. Reasoning is made of tokens as the answer is. Errors are reported in the
 answer's `failure`; nothing is raised. What llama-server, vLLM, SGLang, Ollama and mlx-lm stream is read, and no more.
+
+Servers are asked directly: no proxy or other setting of the environment, no redirect, nothing compressed, as each would
+change what is timed or take a key elsewhere.
 """
 
 import asyncio
-import re
+import select
+import selectors
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import httpx2
 import msgspec
 
-from llama_meter import http
-from llama_meter.disk import parsed
-from llama_meter.errors import StudyError
 from llama_meter.measure.parting import Parting, parting
 from llama_meter.models.finding import printable
 
 Api = Literal["completions", "chat/completions"]
-MOST_LINE = 1 << 20  # bytes of one event
-MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
-PATIENCE_S = 600.0  # for a whole answer
-MOST_REASON = 4096  # characters of a refusal that are searched for the reason
+Client = httpx2.AsyncClient
+PATIENCE_S, QUIET_S = 600.0, 60.0  # for a whole answer; without a byte: hung
+SHOWN = 160  # characters of an error's text that are kept
 NAN = float("nan")
+# Answers have the requested length and no prefix is cached between requests, so every time is the server's own work.
+# Servers ignore fields that they do not know.
+FIELDS = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
 clock = time.perf_counter_ns
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Likely(msgspec.Struct):
@@ -52,34 +55,27 @@ class Logs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class Said(msgspec.Struct):
-    """What a model wrote: text of a completion, or content and reasoning in a chat."""
+class Delta(msgspec.Struct):
+    """A piece of a chat's answer: content, or reasoning, which some servers send under two names at once."""
 
-    text: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    def answer(self) -> str:
-        """Text of the answer."""
-        return self.text or self.content or ""
 
-    def thought(self) -> str:
-        """Reasoning, which some servers send under two names at once."""
-        return self.reasoning_content or self.reasoning or ""
+class Choice(msgspec.Struct):
+    """A piece of an answer: `text` of a completion, or `delta` of a chat."""
 
-
-class Choice(Said):
-    """A piece of an answer: of a completion, or `delta` of a streamed chat, `message` of a whole one."""
-
-    delta: Said | None = None
-    message: Said | None = None
+    text: str | None = None
+    delta: Delta | None = None
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
-    def said(self) -> Said:
-        """What was written in it."""
-        return self.delta or self.message or self
+    def words(self) -> str:
+        """What the model wrote, its reasoning included."""
+        if not self.delta:
+            return self.text or ""
+        return (self.delta.reasoning_content or self.delta.reasoning or "") + (self.delta.content or "")
 
 
 class Usage(msgspec.Struct):
@@ -93,7 +89,6 @@ class Event(msgspec.Struct):
     """One event of a server's stream, reduced to the fields used here."""
 
     error: Any = None
-    object: Any = None
     usage: Usage | None = None
     timings: dict[str, Any] | None = None
     choices: list[Choice] | None = None
@@ -112,11 +107,9 @@ class Prompt:
 class Answer:
     """Outcome of a request; times in ns of `clock`: due, sent, first byte of the body, each chunk with words, end.
 
-    `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `bursts`: how often chunks came that had
-    to be waited for; fewer than chunks where several came at once. `thought`: chunks without text of the answer.
-    `gaps`: per token, the likeliest one's lead over the second in nats, NaN where not given. `timings`: llama-server's
-    own. `status`: of HTTP where it tells of a failure (404 for a page of the web), else 0; `room`: tokens of the
-    context that a refused request exceeded, 0 where not told.
+    `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `gaps`: per token, the likeliest one's
+    lead over the second in nats, NaN where not given. `timings`: llama-server's own. `status`: of HTTP where it tells
+    of a failure, else 0.
     """
 
     prompt: Prompt
@@ -126,8 +119,6 @@ class Answer:
     ended_ns: int = 0
     chunk_ns: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    bursts: int = 0
-    thought: int = 0
     n_prompt: int = 0
     n_gen: int = 0
     tokens: list[str] = field(default_factory=list)
@@ -135,7 +126,6 @@ class Answer:
     timings: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
     status: int = 0
-    room: int = 0
 
     @property
     def text(self) -> str:
@@ -168,68 +158,43 @@ class Answer:
         return stamps
 
 
-class SpentError(Exception):
-    """An allowance is used up."""
-
-
-@dataclass
-class Allowance:
-    """What all requests to a target may still cost together: their number, and bytes of their answers."""
-
-    requests: int
-    n_bytes: int
-    asked: int = 0
-    read: int = 0
-
-    def ask(self) -> None:
-        """Count a request; SpentError where none is left."""
-        if self.asked >= self.requests:
-            raise SpentError(f"all {self.requests:,} requests are spent")
-        self.asked += 1
-
-    def take(self, size: int) -> None:
-        """Count bytes that were read; SpentError where more came than may."""
-        self.read += size
-        if self.read > self.n_bytes:
-            raise SpentError(f"the answers together have more than {self.n_bytes:,} bytes")
-
-
 @dataclass(frozen=True)
 class Target:
     """Destination of requests: the server's address without a path, the model's name, and the API.
 
-    `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere. `allowance`: what all
-    requests may cost; None for no limit but that of each.
+    `key`: sent as a bearer token, and shown nowhere.
     """
 
     url: str
     model: str = ""
     api: Api = "completions"
-    usual: Mapping[str, Any] = field(default_factory=dict)
     key: str = field(default="", repr=False)
-    allowance: Allowance | None = field(default=None, repr=False, compare=False)
 
     @property
     def path(self) -> str:
         """URL that requests are posted to."""
         return f"{self.url.rstrip('/')}/v1/{self.api}"
 
-    def connected(self) -> http.Client:
-        """Connections to it."""
-        return http.client(self.url, self.key)
+    def connected(self) -> Client:
+        """As many connections to it as requests need."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "llama-meter"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        tls = self.url.startswith("https:")  # loading certificates takes long
+        wait = httpx2.Timeout(QUIET_S, pool=None)
+        return Client(headers=headers, limits=limits, timeout=wait, trust_env=False, verify=tls)
 
-    def body(self, prompt: Prompt, stream: bool, top: int) -> dict[str, Any]:
+    def body(self, prompt: Prompt, top: int) -> dict[str, Any]:
         """JSON body of a request; `top`: number of log probabilities requested per token."""
         chat = self.api == "chat/completions"
-        asked: dict[str, Any] = (
+        content: dict[str, Any] = (
             {"messages": [{"role": "user", "content": prompt.text}]} if chat else {"prompt": prompt.text}
         )
-        asked |= {"max_tokens": prompt.n_gen, "temperature": 0, "stream": stream, **self.usual}
-        asked |= {"model": self.model} if self.model else {}
-        asked |= {"stream_options": {"include_usage": True}} if stream else {}
+        content |= {"max_tokens": prompt.n_gen, "stream": True, "stream_options": {"include_usage": True}, **FIELDS}
+        content |= {"model": self.model} if self.model else {}
         if top:
-            asked |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
-        return asked
+            content |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
+        return content
 
 
 def parted(alone: Answer, answer: Answer) -> Parting:
@@ -238,112 +203,67 @@ def parted(alone: Answer, answer: Answer) -> Parting:
     return parting(text, answer.text, alone.gaps, alone.tokens or alone.texts)
 
 
-def over(target: Target, work: Callable[[http.Client], Awaitable[Found]]) -> Found:
+def over(target: Target, work: Callable[[Client], Awaitable[Result]]) -> Result:
     """Run `work` to its end with connections to a server."""
 
-    async def met() -> Found:
+    async def connected() -> Result:
         async with target.connected() as web:
             return await work(web)
 
-    return http.run(met())
+    return run(connected())
 
 
-async def ask(
-    web: http.Client,
-    target: Target,
-    prompt: Prompt,
-    due_ns: int = 0,
-    top: int = 0,
-    quiet_s: float = http.QUIET_S,
-) -> Answer:
+async def ask(web: Client, target: Target, prompt: Prompt, due_ns: int = 0, top: int = 0) -> Answer:
     """Post one request and read its answer to the end or to the first error."""
     answer = Answer(prompt, due_ns or clock())
     answer.sent_ns = clock()
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            await _read(web, target, answer, top, quiet_s)
-    except TimeoutError:
-        answer.failure = f"no end after {PATIENCE_S:g} s"
-    except http.TimeoutException:
-        answer.failure = f"nothing came for {quiet_s:g} s"
-    except http.TransportError as error:
-        answer.failure = http.said(error)
-    except SpentError as error:
-        answer.failure = str(error)
-    except (ValueError, OverflowError, RecursionError) as error:
-        answer.failure = f"malformed answer: {http.said(error)}"[: http.SAID]
+        async with asyncio.timeout(PATIENCE_S), web.stream("POST", target.path, json=target.body(prompt, top)) as reply:
+            if reply.status_code == httpx2.codes.OK:
+                await _read(reply, answer)
+            else:
+                answer.status = reply.status_code
+                answer.failure = f"HTTP {answer.status}: {(await reply.aread()).decode(errors='replace')}"
+    except (TimeoutError, httpx2.TransportError, ValueError) as error:
+        answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")
     answer.ended_ns = clock()
-    answer.failure = printable(" ".join(answer.failure.split()), http.SAID)
+    answer.failure = printable(" ".join(answer.failure.split()), SHOWN)
     return answer
 
 
-async def ask_whole(web: http.Client, target: Target, prompt: Prompt) -> tuple[str, int, int]:
-    """Answer without streaming: text, and prompt and answer tokens by the server's count.
+async def _read(reply: httpx2.Response, answer: Answer) -> None:
+    """Take every event of a stream; ValueError for one that is none, or tells of an error, or where none is the last.
 
-    Raises StudyError if the answer or its token count is missing.
+    An event arrives with its last byte.
     """
-    try:
-        async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
-            body = await http.whole(reply)
-            if reply.status_code != 200:
-                raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[: http.SAID])
-            event: Event = parsed(body, Event)
-            if not (event.choices and event.usage):
-                raise ValueError("no answer, or no count of its tokens")
-            return event.choices[0].said.answer(), event.usage.prompt_tokens, event.usage.completion_tokens
-    except (http.TransportError, ValueError) as error:
-        why = f"no answer to a plain request ({http.said(error)})"
-        raise StudyError(target.path, why, "look at the server's log") from None
-
-
-async def _read(web: http.Client, target: Target, answer: Answer, top: int, quiet_s: float) -> None:
-    if target.allowance:
-        target.allowance.ask()
-    asked = target.body(answer.prompt, True, top)
-    async with web.stream("POST", target.path, json=asked, timeout=http.quiet(quiet_s)) as reply:
-        if reply.is_redirect:
-            answer.status, answer.failure = reply.status_code, "a redirect elsewhere, refused"
-            return
-        if not reply.is_success:
-            body = await http.whole(reply, MOST_LINE, target.allowance.take if target.allowance else None)
-            answer.status, answer.room = reply.status_code, _room(body)
-            answer.failure = f"HTTP {answer.status}: {_reason(body)}"[: http.SAID]
-            return
-        if http.media_type(reply) == "text/html":
-            answer.status, answer.failure = 404, "a page (text/html) in place of an answer"
-            return
-        last = None
-        async with aclosing(_events(reply, answer, target.allowance)) as events:
-            async for stamp, turn, data in events:
-                if data == b"[DONE]":
-                    return
-                event: Event = parsed(data, Event)
-                if event.error or event.object == "error":
-                    answer.room, answer.failure = _room(data), f"the server says: {_reason(data)}"[: http.SAID]
-                    return
-                n_chunks = len(answer.chunk_ns)
-                _take(answer, event, stamp)
-                if len(answer.chunk_ns) > n_chunks and turn != last:
-                    answer.bursts, last = answer.bursts + 1, turn
-        answer.failure = "the stream ended before its end"
+    rest = b""
+    async for part in reply.aiter_raw():
+        stamp = clock()
+        answer.byte_ns = answer.byte_ns or stamp
+        *lines, rest = (rest + part).split(b"\n")
+        for data in (line[5:].strip() for line in lines if line.startswith(b"data:")):
+            if data == b"[DONE]":
+                return
+            event = msgspec.json.decode(data, type=Event)
+            if event.error:
+                raise ValueError(f"the server says: {event.error}")
+            _take(answer, event, stamp)
+    raise ValueError("the stream ended before its end")
 
 
 def _take(answer: Answer, event: Event, stamp: int) -> None:
-    """Add one event to an answer, skipping empty texts. ValueError for an impossible token count."""
+    """Add one event to an answer, skipping empty texts."""
     if event.usage:
         answer.n_prompt, answer.n_gen = event.usage.prompt_tokens, event.usage.completion_tokens
-        if not 0 <= answer.n_gen <= answer.prompt.n_gen + MOST_MORE:
-            raise ValueError(f"{answer.n_gen:,} tokens counted, {answer.prompt.n_gen:,} requested")
     if event.timings:
         numbers = {name: value for name, value in event.timings.items() if isinstance(value, int | float)}
         answer.timings = {name: float(value) for name, value in numbers.items()}
     for choice in event.choices or ():
-        text, thought = choice.said.answer(), choice.said.thought()
-        answer.thought += bool(thought and not text)
-        if thought or text:
+        words = choice.words
+        if words:
             answer.chunk_ns.append(stamp)
-            answer.texts.append(thought + text)
-        likeliest = _likeliest(choice.logprobs) or ([(thought + text, NAN)] if thought or text else [])
+            answer.texts.append(words)
+        likeliest = _likeliest(choice.logprobs) or ([(words, NAN)] if words else [])
         answer.tokens += [token for token, _ in likeliest]
         answer.gaps += [gap for _, gap in likeliest]
 
@@ -351,8 +271,8 @@ def _take(answer: Answer, event: Event, stamp: int) -> None:
 def _likeliest(logs: msgspec.Raw) -> list[tuple[str, float]]:
     """Text of each token and the likeliest one's lead over the second (nats), from either format; [] for another."""
     try:
-        probs: Logs | None = parsed(logs, Logs | None)
-    except ValueError:
+        probs = msgspec.json.decode(logs, type=Logs | None)
+    except ValueError:  # mlx-lm's, whose tokens are numbers
         return []
     if not probs:
         return []
@@ -367,52 +287,22 @@ def _gap(logs: list[float]) -> float:
     return ordered[0] - ordered[1] if len(ordered) > 1 else NAN
 
 
-async def _events(
-    reply: http.Reply, answer: Answer, allowance: Allowance | None
-) -> AsyncGenerator[tuple[int, int, bytes], None]:
-    """Data of each event, the arrival time of its last byte (ns), and a number that events share which came at once.
+class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a class of the platform's
+    """Sleeps exactly, and watches any number of connections.
 
-    Between two parts of a body that had both arrived, the event loop does not turn.
+    epoll rounds a sleep up to a millisecond, half a token's time. select does not, but takes no descriptor above 1023,
+    so it waits on epoll's own descriptor alone. kqueue is exact by itself.
     """
-    rest, turns = b"", 0
 
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-
-    async for part in http.parts(reply, count=allowance.take if allowance else None):
-        stamp = clock()
-        answer.byte_ns = answer.byte_ns or stamp
-        this_turn = turns
-        asyncio.get_running_loop().call_soon(turn)
-        *lines, rest = (rest + part).split(b"\n")
-        if len(rest) > MOST_LINE:
-            raise ValueError(f"an event of more than {MOST_LINE:,} bytes")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield stamp, this_turn, line[5:].strip()
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Connections that are ready within `timeout` seconds; None waits without limit."""
+        if timeout and timeout > 0 and hasattr(select, "epoll"):
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return list(super().select(timeout))
 
 
-def _reason(body: bytes) -> str:
-    """The reason in a refusal: `error.message`, `error`, `message` or `detail` of JSON, else the text itself."""
-    text = body[:MOST_REASON].decode(errors="replace")
-    with suppress(ValueError):
-        told = parsed(body)
-        for name in ("error", "message", "detail"):
-            told = told.get(name, told) if isinstance(told, dict) else told
-        text = told if isinstance(told, str) else text
-    return " ".join(text.split())
-
-
-ROOMS = (  # how a refusal tells of the context; llama-server's own field first
-    re.compile(r"""n_ctx["']?\s*[:=]\s*(\d+)"""),
-    re.compile(r"context (?:length|size|window)[^\d]{0,40}?(\d[\d,]*)|must be <=\s*(\d+)"),
-)
-
-
-def _room(body: bytes) -> int:
-    """Tokens of the context that a request exceeded, as its refusal says; 0 where it says none."""
-    text = body[:MOST_REASON].decode(errors="replace")
-    match = next(filter(None, (pattern.search(text) for pattern in ROOMS)), None)
-    digits = next(filter(None, match.groups())).replace(",", "") if match else ""
-    return int(digits) if 0 < len(digits) < 10 else 0
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end in an event loop with exact sleeps."""
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
+        return runner.run(work)

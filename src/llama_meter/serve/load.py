@@ -5,19 +5,15 @@ client's own lag: a clock that ticks in the same event loop measures how long th
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
-from llama_meter import http
 from llama_meter.cells import Serving
-from llama_meter.errors import StudyError
 from llama_meter.serve import client
-from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.client import Answer, Client, Prompt, Target, clock
 from llama_meter.serve.objectives import ENOUGH, OBJECTIVES
 
 TICK_S = 0.002
@@ -25,7 +21,6 @@ IDLE_TICKS = 16  # of an idle loop, for the system's own lag
 STEPS = 5  # bisections in search of a knee: the bracket is a 32nd root of the first one
 LOWEST, HIGHEST = 0.5, 2.0  # times the rate of one request at a time, and of all slots without mutual slowdown
 LATE = 0.05  # share of the measured interval beyond which the client is the bottleneck
-GAMMA_CV = 2.2  # coefficient of variation of gaps: the code trace's, without its pauses
 
 
 @dataclass
@@ -54,7 +49,7 @@ class Loaded:
         return bool(gaps) and float(np.median(self.lag_ns or [0])) > LATE * float(np.median(gaps))
 
 
-async def closed(web: http.Client, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
+async def closed(web: Client, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
     """Closed loop: `n_clients` clients, each sending the next prompt when its answer is complete."""
     answers: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
@@ -69,37 +64,21 @@ async def closed(web: http.Client, target: Target, prompts: Sequence[Prompt], n_
     return Loaded([answers[number] for number in sorted(answers)], begin, ticking.lag_ns())
 
 
-async def opened(web: http.Client, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]) -> Loaded:
+async def opened(web: Client, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]) -> Loaded:
     """Open loop: each prompt at its arrival time (ascending seconds from the start), whatever became of the others."""
-    answers: dict[int, Answer] = {}
-    async with _Ticking() as ticking:
+    answers: list[asyncio.Task[Answer]] = []
+    async with _Ticking() as ticking, asyncio.TaskGroup() as group:
         begin = clock()
-        await each_at(web, target, zip(prompts, arrivals_s, strict=True), begin, answers.__setitem__)
-    return Loaded([answers[number] for number in sorted(answers)], begin, ticking.lag_ns())
-
-
-async def each_at(
-    web: http.Client,
-    target: Target,
-    timed: Iterable[tuple[Prompt, float]],
-    begin_ns: int,
-    take: Callable[[int, Answer], None],
-) -> None:
-    """Send each prompt at its time in seconds after `begin_ns`; call `take` with its number and its complete answer."""
-
-    async def one(number: int, prompt: Prompt, due: int) -> None:
-        take(number, await client.ask(web, target, prompt, due))
-
-    async with asyncio.TaskGroup() as group:
-        for number, (prompt, at_s) in enumerate(timed):
-            due = begin_ns + int(at_s * 1e9)
+        for prompt, at_s in zip(prompts, arrivals_s, strict=True):
+            due = begin + int(at_s * 1e9)
             while (left := due - clock()) > 0:
                 await asyncio.sleep(left / 1e9)
-            group.create_task(one(number, prompt, due))
+            answers.append(group.create_task(client.ask(web, target, prompt, due)))
+    return Loaded([answer.result() for answer in answers], begin, ticking.lag_ns())
 
 
 async def sought(
-    web: http.Client, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
+    web: Client, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
 ) -> tuple[Loaded, list[tuple[float, float, float]]]:
     """Search for the knee, the highest rate of arrivals at which a server meets its objectives, by bisection.
 
@@ -113,7 +92,7 @@ async def sought(
     steps = []
     for number in range(STEPS):
         rate = (low * high) ** 0.5
-        due = arrivals("poisson", len(prompts), rate, seed + number)
+        due = arrivals(len(prompts), rate, seed + number)
         loaded = await opened(web, target, prompts, due)
         met = [
             OBJECTIVES[cell.scale].met_by(answer.due_ns, answer.token_ns, answer.failure) for answer in loaded.answers
@@ -158,28 +137,7 @@ class _Ticking:
         self._late.append(max(clock() - due, 0))
 
 
-def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
-    """Arrival times in seconds from the first; `kind`: poisson, gamma, or a file with one time per line.
-
-    Raises StudyError for a file with invalid or too few times.
-    """
-    rng = np.random.default_rng([seed, n])
-    if kind == "poisson":
-        gaps = rng.exponential(1 / per_second, n)
-    elif kind == "gamma":
-        shape = 1 / GAMMA_CV**2
-        gaps = rng.gamma(shape, 1 / (per_second * shape), n)
-    else:
-        return _recorded(Path(kind), n)
+def arrivals(n: int, per_second: float, seed: int) -> list[float]:
+    """Random arrival times (Poisson) in seconds from the first."""
+    gaps = np.random.default_rng([seed, n]).exponential(1 / per_second, n)
     return (np.cumsum(gaps) - gaps[0]).tolist()
-
-
-def _recorded(path: Path, n: int) -> list[float]:
-    mend = "name poisson, gamma, or a file with a time in seconds on every line"
-    try:
-        times = sorted(float(line) for line in path.read_text(encoding="utf-8").split())
-    except ValueError as error:
-        raise StudyError(f"arrivals {path}", str(error), mend) from None
-    if len(times) < n or not all(map(math.isfinite, times)):
-        raise StudyError(f"arrivals {path}", f"{len(times)} times for {n} requests", mend)
-    return [at - times[0] for at in times[:n]]

@@ -1,108 +1,161 @@
 """A probe of any OpenAI-compatible server: are its answers right under load, and which phase binds its traffic?
 
-`meeting` finds out what may be asked, `right` asks the same prompts alone and together, `phase` changes prompt, answer
-and load.
+`right` asks the same prompts alone and together, `phase` changes prompt, answer and load.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
-from llama_meter import http
 from llama_meter.errors import StudyError
+from llama_meter.models.finding import printable
 from llama_meter.serve import client, phase, right
-from llama_meter.serve.meeting import KEY, Ask, Budget, Say, met
-from llama_meter.serve.phase import Binding
+from llama_meter.serve.client import Answer, Client, Prompt, Target
+from llama_meter.serve.phase import Binding, Interval, Setting
 from llama_meter.serve.right import Rightness
 
+KEY = "PROBE_API_KEY"  # environment: sent to the probed server, and never shown
+HELLO = Prompt("hello", "Hello", 1)
 LATE = "it did not end within its time"
 GRACE_S = 10.0  # for requests in flight when the time is up; at most half of the time
-Found = TypeVar("Found")
+CHANGED = {"prompt": "a longer prompt", "output": "a longer answer", "load": "more load"}
+Result = TypeVar("Result")
+
+
+class Model(msgspec.Struct):
+    """A model as a server lists it."""
+
+    id: str
+
+
+class Models(msgspec.Struct):
+    """What a server lists."""
+
+    data: list[Model] = []
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Findings of a probe."""
 
     url: str
-    server: str
     model: str
-    budget: Budget
-    requests: int
     seconds: float
     right: Rightness
     phase: Binding
 
 
-def prepared(ask: Ask, yes: bool, say: Say) -> Ask:
-    """What a command asks for, with the key of KEY; `say` is told what it may cost, and nobody is asked yet.
-
-    Raises StudyError for what is no address, a key that no header can carry, and another machine without `yes`.
-    """
-    address = http.check_url(ask.target.url)
-    key = os.environ.get(KEY, "")
-    if not (key.isascii() and key.isprintable()):
-        raise StudyError(KEY, "holds what no header can carry", f"export {KEY}=... in letters, digits and signs")
-    ask = replace(ask, target=replace(ask.target, url=address, key=key))
-    most = ask.budget()
-    cost = f"at most {most.requests} requests, {most.tokens:,} tokens, {most.bytes_read / 2**20:,.0f} MiB read, "
-    cost += f"about {most.seconds:.0f} s"
-    say(f"{address}: {cost}")
-    if not (yes or http.is_loopback(address)):
-        raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
-    return ask
+def address(url: str) -> str:
+    """The server's address without a path; StudyError for anything that is not one."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise StudyError(f"URL {url!r}", "is no http or https address", "name one such as http://127.0.0.1:8080")
+    return url.rstrip("/").removesuffix("/v1")
 
 
-def probe(ask: Ask, say: Say = lambda line: None) -> Report:
-    """Probe a server; StudyError where it answers nothing at all."""
-    return http.run(_probe(ask.bounded(), say))
+def cost(usual: Setting) -> str:
+    """Most requests that a probe takes, and tokens of its prompts and answers, in words."""
+    judges, settings = right.most_requests(usual.n), usual.changed().values()
+    longest = (right.CHARACTERS[0] + right.PROMPTS * right.CHARACTERS[1]) // 2  # tokens, if one has two characters
+    tokens = judges * (right.TOKENS + longest) + usual.prompt_tokens + usual.output_tokens
+    tokens += phase.ROUNDS * sum(setting.n * (setting.prompt_tokens + setting.output_tokens) for setting in settings)
+    requests = 3 + judges + phase.ROUNDS * sum(setting.n for setting in settings)
+    return f"at most {requests} requests and {tokens:,} tokens"
 
 
-def rightness(ask: Ask) -> Rightness:
-    """The first half of a probe: are answers right under load? StudyError where the server answers nothing at all."""
-    ask = ask.bounded()
-
-    async def asked(web: http.Client) -> Rightness:
-        target, _ = await met(web, ask)
-        return await right.ask(web, target, ask.concurrency, time.monotonic() + ask.seconds, ask.top)
-
-    return client.over(ask.target, asked)
+def probe(target: Target, usual: Setting, seconds: float, say: Callable[[str], None] = lambda line: None) -> Report:
+    """Probe a server with its usual requests, for some seconds; StudyError where it answers nothing at all."""
+    return client.over(target, lambda web: _probe(web, target, usual, seconds, say))
 
 
-async def _probe(ask: Ask, say: Say) -> Report:
+async def _probe(web: Client, target: Target, usual: Setting, seconds: float, say: Callable[[str], None]) -> Report:
     begin = time.monotonic()
-    until = begin + ask.seconds
-    async with ask.target.connected() as web:
-        target, server = await met(web, ask)
-        ask = replace(ask, target=target)
-        say("the same prompts alone and together")
-        half = (time.monotonic() + until) / 2
-        grace = min(GRACE_S, ask.seconds / 2)
-        late = right.unknown(LATE)
-        judgement = await _in_time(right.ask(web, target, ask.concurrency, half, ask.top), half + grace, late)
-        say("the prompt, the answer and the load doubled, one at a time")
-        binds = await _in_time(phase.binding(web, ask, until), until + grace, phase.cannot(LATE))
+    target = await met(web, target)
+    say("the same prompts alone and together")
+    half, end, grace = begin + seconds / 2, begin + seconds, min(GRACE_S, seconds / 2)
+    rightness = await _in_time(right.ask(web, target, usual.n, half), half + grace, right.unknown(LATE))
+    say("the prompt, the answer and the load doubled, one at a time")
+    binding = await _in_time(phase.binding(web, target, usual, end), end + grace, phase.cannot(LATE))
     spent = time.monotonic() - begin
-    return Report(
-        url=target.url,
-        server=server,
-        model=target.model,
-        budget=ask.budget(),
-        seconds=spent,
-        right=judgement,
-        phase=binds,
-        requests=target.allowance.asked if target.allowance else 0,
-    )
+    return Report(url=target.url, model=target.model, seconds=spent, right=rightness, phase=binding)
 
 
-async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Found) -> Found:
+async def _in_time(work: Coroutine[Any, Any, Result], until: float, otherwise: Result) -> Result:
     """Result of `work`, or `otherwise` if it has not ended by `until`."""
     try:
         async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
             return await work
     except TimeoutError:
         return otherwise
+
+
+async def met(web: Client, target: Target) -> Target:
+    """The target with the server's model and API: completions, or else chat.
+
+    Raises StudyError where it lists several models and none was named, and where it answers nothing.
+    """
+    listed = await _listed(web, target)
+    if len(listed) > 1 and not target.model:
+        names = ", ".join(map(printable, listed))
+        raise StudyError(target.url, f"lists {len(listed)} models: {names}", "name one of them with --model")
+    target = replace(target, model=target.model or next(iter(listed), ""))
+    first = await client.ask(web, target, HELLO)
+    if first.status in (400, 404, 405, 422):
+        chat = replace(target, api="chat/completions")
+        second = await client.ask(web, chat, HELLO)
+        if not second.failure:
+            return chat
+    if first.failure:
+        raise StudyError(target.url, f"no answer: {first.failure}", mend(first))
+    return target
+
+
+async def _listed(web: Client, target: Target) -> list[str]:
+    """The models that a server lists; not every server does."""
+    try:
+        reply = await web.get(f"{target.url}/v1/models")
+        return [model.id for model in msgspec.json.decode(reply.content, type=Models).data]
+    except (client.httpx2.TransportError, ValueError):
+        return []
+
+
+def mend(answer: Answer) -> str:
+    """What helps against a failure, by its HTTP status."""
+    if answer.failure.startswith("ConnectError"):
+        return "start the server first"
+    if answer.status in (401, 403):
+        return f"export {KEY}=... with a key of this server"
+    return "look at the server's log, or name its own address, and a model that it knows with --model"
+
+
+def text(report: Report) -> str:
+    """The report as one page for a terminal; the key that was used is not in it."""
+    rightness, binding = report.right, report.phase
+    counts = f"{rightness.compared} compared, {rightness.other} other, {rightness.near_ties} near-ties, "
+    counts += f"{rightness.failed} failed; copies of a prompt at once: at most {rightness.distinct} distinct"
+    lines = [
+        f"{report.url}, {printable(report.model)}: {report.seconds:.0f} s",
+        "",
+        f"Is it right under load? {rightness.verdict}.",
+        f"  why: {rightness.why}",
+        f"  answers: {counts}",
+        f"  judged {'by' if rightness.log_probabilities else 'without'} log probabilities",
+    ]
+    if rightness.verdict == "right":  # none of n answers wrong bounds their share by 3 / n with 95 %
+        lines += [f"  would miss: what happens to fewer than one answer in {max(rightness.compared // 3, 1)}"]
+    lines += ["", f"Which phase binds? {binding.verdict}.", f"  why: {binding.why}", f"  what helps: {binding.lever}"]
+    lines += [f"  1 % {CHANGED[name]}: {_shown(value)} % longer" for name, value in binding.elasticities.items()]
+    lines += [f"  share of a request, {name}: {_shown(value, '.0%')}" for name, value in binding.shares.items()]
+    return "\n".join([*lines, *(f"  {name}: {value * 1e3:.1f} ms" for name, value in binding.seconds.items())])
+
+
+def _shown(value: Interval, spec: str = ".2f") -> str:
+    return format(value, spec) if value.value == value.value else "n/a"

@@ -1,8 +1,7 @@
-"""Prompts for servers: distinct pieces of a text with given token counts, and the fields sent with them."""
+"""Prompts for servers: distinct pieces of a text with given token counts."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from llama_meter.engine.tokenizer import Tokenizer
 from llama_meter.measure import texts
@@ -10,21 +9,10 @@ from llama_meter.serve.client import Prompt
 
 TEXT = "python-heldout"
 STRIDE = 613  # characters between pieces; no line of the text repeats with this period
-# Answers have the requested length and no prefix is cached between requests, so every time is the server's own work.
-# Servers ignore fields that they do not know; probes of unknown servers do not send these.
-OURS: dict[str, dict[str, Any]] = {
-    "llama-server": {"ignore_eos": True, "cache_prompt": False},
-    "llama_cpp.server": {},
-}
-
-
-def prompts(model: Path, n: int, n_prompt: int, n_gen: int, seed: int = 0) -> list[Prompt]:
-    """`n` prompts of `n_prompt` tokens as the model's own tokenizer cuts them; all begin differently."""
-    return of_lengths(model, [n_prompt] * n, [n_gen] * n, seed)
 
 
 def of_lengths(model: Path, n_prompts: Sequence[int], n_gens: Sequence[int], seed: int = 0) -> list[Prompt]:
-    """Prompts with the given prompt and answer lengths in tokens; all prompts begin differently."""
+    """Prompts with the given prompt and answer lengths in tokens of the model's own; all prompts begin differently."""
     text, n = texts.read(TEXT).decode(), len(n_prompts)
     with Tokenizer(model) as tokenizer:
         return [

@@ -1,46 +1,103 @@
-"""A completion server as a process: started on a free loopback port, awaited, watched, and always ended.
+"""llama-server as a process: built, started on a free port, awaited, watched, and always ended.
 
-Two kinds. "llama-server" is llama.cpp's own: it answers several requests at once, in slots. "llama_cpp.server" comes
-with the Python bindings: it answers one request at a time, first come, first served.
+llama.cpp's own server answers several requests at once, in slots. It is built once, from the locked sources against the
+installed ggml: no engine patch touches its own sources, and the libllama compiled along the way is discarded. A
+server's libllama and ggml are chosen when it starts, by the folder it finds its libraries in: the installed engine's,
+or that of a build of `engine.builds`.
 """
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO
 
-import psutil
-
-from llama_meter import children
-from llama_meter.engine import builds, server_build
+from llama_meter import children, disk
+from llama_meter.engine import builds, note
+from llama_meter.engine.builds import OnStep
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine
 from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
-Kind = Literal["llama-server", "llama_cpp.server"]
-PORTS = 3  # that are tried
+BINARY = "llama-server"
+TURNED_ON = ("BUILD_COMMON", "BUILD_TOOLS", "BUILD_SERVER")
+OWN = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; an engine brings libllama and ggml
 START_S, LOOK_S, END_S = 300.0, 0.05, 10.0  # seconds until it listens (the first time, a Mac compiles Metal's shaders
 # for it); between two checks; from terminate to kill
-READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # the path that answers 200 when it is ready
+READY = "/health"  # the path that answers 200 when it is ready
 NAMED = "LLAMA_SERVER"  # environment: the llama-server to use
-NO_GPUS = {"GGML_METAL_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # without -dev
 TAIL = 4000  # characters of the log that are read
-PYTHON_NEEDS = ("fastapi", "uvicorn", "pydantic_settings", "sse_starlette", "starlette_context")
+
+
+# ------------------------------------------------------------------ the program
+
+
+def _home() -> Path:
+    """The folder of the program that is built here; it need not exist."""
+    return builds.folder("server")
+
+
+def _built() -> Path | None:
+    """The program that `build` made from the current sources, None without one."""
+    made = _home() / note.NAME
+    return _home() / BINARY if made.exists() and disk.toml(made) == tomllib.loads(_note_text()) else None
+
+
+def build(on_step: OnStep = lambda *step: None) -> Path:
+    """Make the program if it is missing. Raises StudyError as `engine.builds.build` does."""
+    if binary := _built():
+        return binary
+    tools, place = builds.tools_found(), _home()
+    partial = place.with_name(f"{place.name}.partial")
+    with builds.room(partial):
+        on_step("fetching the sources", 0, 0)
+        source = builds.unpack(builds.fetch(), partial / "source", (*builds.PARTS, "common", "tools", "scripts"))
+        tree = partial / "build"
+        builds.compile_target(BINARY, source, tree, tools, on_step, TURNED_ON)
+        made = partial / "made"
+        made.mkdir()
+        shutil.copy2(tree / "bin" / BINARY, made / BINARY)
+        for name in OWN:
+            for file in (tree / "bin").glob(f"lib{name}*{builds.SUFFIX}*"):
+                shutil.copy2(file, made / file.name, follow_symlinks=False)
+        (made / note.NAME).write_text(_note_text(), encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)
+        made.rename(place)
+    return place / BINARY
+
+
+def _note_text() -> str:
+    release, sha256 = builds.locked()
+    return f"source = {json.dumps(f'{builds.PACKAGE} {release}, sha256 {sha256}')}\n"
+
+
+def find() -> Path | None:
+    """The llama-server named by LLAMA_SERVER, else the one built here; others on the PATH are ignored.
+
+    Raises StudyError where LLAMA_SERVER names no program.
+    """
+    if named := os.environ.get(NAMED):
+        if not (program := shutil.which(named)):
+            raise StudyError(f"{NAMED}={named}", "is no program", "name the llama-server binary, or unset it")
+        return Path(program)
+    return _built()
+
+
+# ------------------------------------------------------------------ a process
 
 
 @dataclass(frozen=True)
 class Setup:
     """Settings of a server; `n_ctx`: tokens of one slot; `libraries`: the folder from which it loads libllama."""
 
-    kind: Kind
     model: Path
     n_slots: int = 1
     n_ctx: int = 2048
@@ -50,12 +107,6 @@ class Setup:
     flash_attn: str = "auto"
     n_gpu_layers: int = 0
     libraries: Path | None = None
-    binary: Path | None = None  # the llama-server; by default the one that `find` finds
-    options: tuple[str, ...] = ()
-
-
-class TakenError(StudyError):
-    """Another program listens on the port that a server was given."""
 
 
 class Server:
@@ -70,12 +121,8 @@ class Server:
             code = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             return ""
-        return f"the server ended: {machine.how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
-
-    def assertion(self) -> str:
-        """The failed assertion in its log; empty for none."""
-        match = ASSERT.search(self.log())
-        return match.group(0) if match else ""
+        failed = ASSERT.search(self.log())
+        return f"the server ended: {machine.how_ended(code)}" + (f", {failed.group(0)}" if failed else "")
 
     def log(self) -> str:
         """The end of its log, without the folders of its build."""
@@ -84,111 +131,61 @@ class Server:
         return BUILD_FOLDER.sub("", self._log.read().decode(errors="replace"))
 
 
-def find() -> Path | None:
-    """The llama-server named by LLAMA_SERVER, else the one built here; others on the PATH are ignored.
-
-    Raises StudyError where LLAMA_SERVER names no program.
-    """
-    if named := os.environ.get(NAMED):
-        if not (program := shutil.which(named)):
-            raise StudyError(f"{NAMED}={named}", "is no program", "name the llama-server binary, or unset it")
-        return Path(program)
-    return server_build.built()
-
-
-def _settled(setup: Setup) -> Setup:
-    """The setup with its binary. A binary that was not built here keeps the libraries of its own release.
-
-    Raises StudyError where there is no binary, or where one that was not built here is to run on a build of ours.
-    """
-    if setup.binary or setup.kind != "llama-server":
-        return setup
-    if not (binary := find()):
-        raise StudyError("llama-server", "not found", f"plamo-study engine build llama-server, or set {NAMED} to one")
-    if binary.resolve() == (server_build.home() / server_build.BINARY).resolve():
-        return replace(setup, binary=binary)
-    if setup.libraries not in (None, builds.installed_libraries()):
-        why = f"was not built here, so it cannot run on the engine in {setup.libraries}"
-        raise StudyError(str(binary), why, f"plamo-study engine build llama-server, and unset {NAMED}")
-    return replace(setup, binary=binary, libraries=None)
-
-
 def threads() -> int:
     """Threads for a server whose client has a core of its own: a thread that shares its core slows all."""
     return max(machine.performance_cores() - 1, 1)
-
-
-def has_python_server() -> bool:
-    """Whether what `llama_cpp.server` needs beside the bindings is installed."""
-    return all(find_spec(name) for name in PYTHON_NEEDS)
 
 
 @contextmanager
 def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
     """Context with a running server; its process is gone when the context is left, in whatever way.
 
-    Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
+    Raises StudyError where there is no program or it cannot be started, ends before it listens, or does not listen in
+    time; and where a program that was not built here is to run on a build of ours: it has the libraries of its release.
     """
-    setup, until = _settled(setup), time.monotonic() + start_s
-    with tempfile.TemporaryFile() as log, ExitStack() as running:
-        yield _listening(setup, log, running, until)
-
-
-def _listening(setup: Setup, log: IO[bytes], running: ExitStack, until: float, tries: int = PORTS) -> Server:
-    """A server that has begun to listen, on another port where the first was taken while it loaded its model."""
-    port = free_port()
-    try:
-        with ExitStack() as own:
-            guarded = own.enter_context(children.guard())
-            process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries, setup.n_gpu_layers), log)
-            own.callback(_end, process)
-            guarded(process.pid)
-            server = Server(f"http://127.0.0.1:{port}", process, log)
-            _await(server, port, READY[setup.kind], until)
-            running.push(own.pop_all())
-            return server
-    except TakenError:
-        if tries == 1:
-            raise
-    return _listening(setup, log, running, until, tries - 1)
-
-
-def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:
-    """The environment in which a server loads the libraries of a folder, or its own ones where `libraries` is None."""
-    variables = children.environment()
-    if kind == "llama_cpp.server" and n_gpu_layers == 0:
-        variables |= NO_GPUS
-    if libraries and kind == "llama-server":
-        variables |= dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), str(libraries.absolute()))
-    elif libraries:
-        variables |= {"LLAMA_CPP_LIB_PATH": str(libraries.absolute())}
-    return variables
-
-
-def free_port() -> int:
-    """A loopback port that is free now."""
+    if not (binary := find()):
+        raise StudyError("llama-server", "not found", f"plamo-study engine build llama-server, or set {NAMED} to one")
+    libraries = setup.libraries
+    if binary.resolve() != (_home() / BINARY).resolve():
+        if libraries not in (None, builds.installed_libraries()):
+            why = f"was not built here, so it cannot run on the engine in {libraries}"
+            raise StudyError(str(binary), why, f"plamo-study engine build llama-server, and unset {NAMED}")
+        libraries = None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        port = str(probe.getsockname()[1])
+    with tempfile.TemporaryFile() as log, ExitStack() as running:
+        guarded = running.enter_context(children.guard())
+        try:
+            process = subprocess.Popen(
+                command(setup, binary, port),
+                env=environment(libraries),
+                cwd=children.NOWHERE,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise StudyError(str(binary), f"cannot be run ({error})", "name a llama-server binary") from None
+        running.callback(_end, process)
+        guarded(process.pid)
+        server = Server(f"http://127.0.0.1:{port}", process, log)
+        _await(server, start_s)
+        yield server
 
 
-def _command(setup: Setup, port: int) -> list[str]:
-    at = ["--host", "127.0.0.1", "--port", str(port)]
-    threads, size = str(setup.n_threads), [str(setup.n_batch), str(setup.n_ubatch)]
-    model = str(setup.model.absolute())
-    if setup.kind == "llama_cpp.server":
-        if not has_python_server():
-            raise StudyError("llama_cpp.server", "its web framework is not installed", "pip install '.[server]'")
-        command = children.python("-m", "llama_cpp.server", "--model", model, *at)
-        command += ["--n_ctx", str(setup.n_ctx), "--n_threads", threads, "--n_threads_batch", threads]
-        command += ["--n_batch", size[0], "--n_ubatch", size[1], "--n_gpu_layers", str(setup.n_gpu_layers)]
-        # Answers must be whole: by default an arriving request cuts off the one that is being answered.
-        command += ["--interrupt_requests", "False", "--logits_all", "False", "--verbose", "False"]
-        return [*command, "--flash_attn", str(setup.flash_attn == "on"), *setup.options]
-    assert setup.binary
-    command = [str(setup.binary.absolute()), "-m", model, *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
-    command += ["-c", str(setup.n_ctx * setup.n_slots), "-b", size[0], "-ub", size[1], "-fa", setup.flash_attn]
-    return [*command, *offload(setup.n_gpu_layers), "--cache-ram", "0", *setup.options]
+def environment(libraries: Path | None) -> dict[str, str]:
+    """The environment in which a server loads the libraries of a folder, or its own ones where `libraries` is None."""
+    names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if libraries else ()
+    return children.environment() | {name: str(libraries.absolute()) for name in names if libraries}
+
+
+def command(setup: Setup, binary: Path, port: str) -> list[str]:
+    """The command that starts a server."""
+    words = [binary.absolute(), "-m", setup.model.absolute(), "--host", "127.0.0.1", "--port", port]
+    words += ["-np", setup.n_slots, "-t", setup.n_threads, "-tb", setup.n_threads, "-c", setup.n_ctx * setup.n_slots]
+    words += ["-b", setup.n_batch, "-ub", setup.n_ubatch, "-fa", setup.flash_attn, *offload(setup.n_gpu_layers)]
+    return [*map(str, words), "--cache-ram", "0"]
 
 
 def offload(n_gpu_layers: int) -> list[str]:
@@ -199,42 +196,21 @@ def offload(n_gpu_layers: int) -> list[str]:
     return ["-ngl", str(n_gpu_layers), *(["-dev", "none"] if n_gpu_layers == 0 else [])]
 
 
-def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-    try:
-        return subprocess.Popen(command, env=variables, cwd=children.NOWHERE, **ends)
-    except OSError as error:
-        raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
+def _await(server: Server, start_s: float) -> None:
+    import httpx2  # its import takes 0.1 s, so only starting a server pays for it
 
-
-def _await(server: Server, port: int, path: str, until: float) -> None:
-    from llama_meter import http  # its import takes 0.1 s, so only starting a server pays for it
-
-    while time.monotonic() < until:
-        why, answers = server.ended(), http.answers(server.url + path)
-        if why and answers:
-            raise TakenError("the server", f"{why}: another program listens on its port, {port}", "try again")
-        if why:
-            tail = " ".join(server.log().strip().splitlines()[-2:])
-            raise StudyError("the server", f"{why} before it listened: {tail}", "read its last words above")
-        if answers and _listens(server.process.pid, port):
-            return
-        time.sleep(LOOK_S)
+    until = time.monotonic() + start_s
+    with httpx2.Client(trust_env=False, verify=False) as web:
+        while time.monotonic() < until:
+            if why := server.ended(LOOK_S):
+                tail = " ".join(server.log().strip().splitlines()[-2:])
+                raise StudyError("the server", f"{why} before it listened: {tail}", "read its last words above")
+            try:
+                if web.get(server.url + READY).status_code == httpx2.codes.OK:
+                    return
+            except httpx2.TransportError:
+                continue
     raise StudyError("the server", "does not listen in time", "give it longer, or look whether memory is short")
-
-
-def _listens(pid: int, port: int) -> bool:
-    """Whether a process, or one that it started, is what listens on a port; also where the system does not say."""
-    try:
-        own = psutil.Process(pid)
-        connections = [
-            connection for one in (own, *own.children(recursive=True)) for connection in one.net_connections("tcp")
-        ]
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return True
-    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in connections)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

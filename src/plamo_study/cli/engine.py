@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from llama_meter.engine import builds as engines, server_build
+from llama_meter.engine import builds as engines
 from llama_meter.limits import defect
+from llama_meter.serve import server
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Terminal, grid
 
@@ -19,9 +20,9 @@ def build(
     ],
 ) -> None:
     """Compile a build: the locked sources with patches, whose other libraries are the installed ones, or a release."""
-    if name == server_build.BINARY:
+    if name == server.BINARY:
         with report.building(name) as on_step:
-            binary = server_build.build(on_step)
+            binary = server.build(on_step)
         report.console.print(f"{name} is built: {report.short(binary)}")
         return
     for engine in engines.named([name], here=False):

@@ -1,6 +1,7 @@
 """The command that probes a server."""
 
 import json as jsonlib
+import os
 from typing import Annotated
 
 import msgspec
@@ -23,17 +24,18 @@ def probe(
         float, typer.Option(min=0, max=1000, callback=finite, help="requests per second instead; 0: keep `concurrency`")
     ] = 0.0,
     seconds: Annotated[float, typer.Option(min=1, max=DAY_S, callback=finite, help="approximate limit")] = 120.0,
-    yes: Annotated[bool, typer.Option("--yes", help="allow requests to a server that is not on this machine")] = False,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
 ) -> None:
     """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
-    from llama_meter.serve import page, probe as probing
+    from llama_meter.serve import probe as probing
     from llama_meter.serve.client import Target
-    from llama_meter.serve.meeting import Ask
+    from llama_meter.serve.phase import Setting
 
-    ask = Ask(Target(url, model), prompt_tokens, output_tokens, concurrency, rate, seconds)
-    probed = probing.probe(probing.prepared(ask, yes, report.console.print), report.console.print)
+    target = Target(probing.address(url), model, key=os.environ.get(probing.KEY, ""))
+    usual = Setting(concurrency, prompt_tokens, output_tokens, rate)
+    report.console.print(f"{target.url}: {probing.cost(usual)}, about {seconds:.0f} s")
+    probed = probing.probe(target, usual, seconds, report.console.print)
     if json:
         typer.echo(jsonlib.dumps(msgspec.to_builtins(probed)))  # NaN stays NaN
     else:
-        Terminal().print(page.text(probed), soft_wrap=True)
+        Terminal().print(probing.text(probed), soft_wrap=True)

@@ -1,8 +1,6 @@
 """Cells of the serving study: single requests by length, concurrent requests, rates, and the engine's parts.
 
-It covers the servers that can be started here: `llama_cpp.server` if its web framework is installed, and llama-server
-if one is found. The engine alone is timed on the same prompts and decode steps; predictions are made from these
-times.
+The engine alone is timed on the same prompts and decode steps; predictions are made from these times.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,6 @@ from llama_meter.serve import server
 from llama_meter.serve.objectives import SHORT, SLOTS
 
 PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
-ASIDE = (128, 16)  # of the server in Python
 AT_ONCE = (1, 2, 4, 8, 16)  # concurrent requests on 16 slots
 WAITING = (16, 64, 256)  # concurrent requests on SLOTS slots
 ALONE = 2  # requests of a cell that asks one at a time
@@ -40,11 +37,10 @@ BLOCKS = {"mini": 2, "shape": 3, "file": 3}
 OPEN_S = 30  # of requests at random times, at a rate that was asked for
 SUSTAINED = 96  # requests at each rate there: sixteen within a tenth of a second are a burst, not a rate
 PATIENCE = 2  # times the usual limit
-LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
 
 def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Chapter 9: every server found here; without llama-server, the Python server, whose rows say what is missing.
+    """Chapter 9. Without a llama-server the rows say what is missing.
 
     `sweep`: other files, slots, requests at a time, rates, lengths or settings. StudyError for a setting that the
     servers are not started with.
@@ -59,37 +55,27 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     bases = [on_file(base, file) for file in files]
     lengths = list(product(sweep.n_prompt or PROMPTS, sweep.n_gen or ANSWERS))
     slots, at_once = sweep.n_seq or (SLOTS,), sweep.n_clients or AT_ONCE
-    has_llama = server.find() is not None
-    has_python = server.has_python_server() or not has_llama
     needed: list[Cell] = []
     others: list[Cell] = []
-    for base in bases if has_llama else ():
+    for base in bases:
         if sweep.n_seq or sweep.n_clients:
             needed += [_closed(base, s, n, _enough(n)) for s in slots for n in dict.fromkeys((1, *at_once))]
         else:
             needed += [_closed(base, SLOTS, 4, LOADED[own]), _closed(base, SLOTS, 1, ALONE)]
             others += [_closed(base, SLOTS, 2, LOADED[own])]
-        needed += [_opened(change(base, server=LLAMA, n_seq=slots[0]), rate) for rate in sweep.rates]
+        needed += [_opened(change(base, n_seq=slots[0]), rate) for rate in sweep.rates]
         others += _lengths(base, lengths, sweep)
         if not (sweep.n_seq or sweep.n_clients):
             others += [_closed(base, AT_ONCE[-1], n, max(FEWEST, 2 * n)) for n in AT_ONCE]
         if not sweep.rates:
-            others += [change(base, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[own])]
+            others += [change(base, n_clients=0, pattern="knee", n_requests=SOUGHT[own])]
         # The slots of the first model are mixed up.
         crowd = WAITING if sweep == NOTHING and base.model == MODELS[1] and scale == "mini" else ()
         others += [_closed(base, SLOTS, n, 2 * n) for n in crowd]
-    for base in bases if has_python else ():
-        ours = change(base, server=PYTHON, n_seq=1)
-        if sweep.n_clients or sweep.rates:
-            aside = [change(ours, n_clients=n, n_requests=_enough(n)) for n in dict.fromkeys((1, *sweep.n_clients))]
-            aside += [_opened(ours, rate) for rate in sweep.rates]
-        else:
-            aside = [_of(ours, *ASIDE), change(_of(ours, *ASIDE), n_clients=4, n_requests=FEWEST)]
-        (others if has_llama else needed).extend(aside)
     shortest = lengths[0][0]
     needed += [part for base in bases for part in _parts(base, (), (shortest,))]
     widths = tuple(dict.fromkeys((*at_once, *slots))) if sweep.n_seq else at_once
-    parts = [part for base in bases for part in _parts(base, widths if has_llama else (), sweep.n_prompt or PROMPTS)]
+    parts = [part for base in bases for part in _parts(base, widths, sweep.n_prompt or PROMPTS)]
     others += [part for part in parts if sweep.n_prompt or fits(part)]
     cells = tuple(dict.fromkeys([*needed, *others]))
     planned = with_gates("09-serving", own, tuple(c for c in cells if not isinstance(c, Serving)), exact_cache=False)
@@ -100,7 +86,7 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 
 def _closed(base: Serving, n_slots: int, n_clients: int, n_requests: int) -> Serving:
-    return change(base, server=LLAMA, n_seq=n_slots, n_clients=n_clients, n_requests=n_requests)
+    return change(base, n_seq=n_slots, n_clients=n_clients, n_requests=n_requests)
 
 
 def _enough(n_clients: int) -> int:
@@ -126,7 +112,7 @@ def _lengths(base: Serving, lengths: Sequence[tuple[int, int]], sweep: Sweep) ->
 
 def _compared(cell: Serving, file: File) -> bool:
     """Whether other builds measure the cell too: concurrent requests to the first file."""
-    return cell.server == LLAMA and cell.files[0] == file and cell.n_clients != 1
+    return cell.files[0] == file and cell.n_clients != 1
 
 
 def _parts(base: Serving, at_once: Sequence[int], lengths: Sequence[int]) -> list[Cell]:

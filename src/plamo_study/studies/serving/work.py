@@ -1,45 +1,45 @@
-"""A cell of kind "serving": a server is started, asked every prompt alone, and then loaded; its answers are compared.
+"""A cell of kind "serving": a llama-server is started, asked every prompt alone, and then loaded.
 
-The server belongs to the worker's process group and so ends with it. A crash is a result, not an error: the requests
-in flight record how the server ended.
+Answers are compared with those of each prompt alone. The server belongs to the worker's process group and so ends with
+it. A crash is a result, not an error: the requests in flight record how the server ended.
 """
 
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import psutil
 
-from llama_meter import http
-from llama_meter.cells import Serving, Traffic
+from llama_meter.cells import Serving
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch
 from llama_meter.measure.parting import SAME
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, questions, server
-from llama_meter.serve.client import Answer, Prompt, Target, clock
+from llama_meter.serve.client import Answer, Client, Prompt, Target, clock
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.objectives import DISTINCT
 from llama_meter.serve.server import Server, Setup
 
 ROOM = 64  # tokens of a slot beside prompt and answer
 FLOOR = 20  # empty requests that time HTTP alone
+TOP = 2  # likeliest tokens whose log probabilities are asked for alone
 
 
-@dataclass(frozen=True)
+@dataclass
 class Done:
     """Outcome of a cell: every prompt alone, the load, the seconds of empty requests, and how the server ended."""
 
     alone: list[Answer]
     loaded: Loaded
     floor_s: list[float]
-    ended: str
-    steps: list[tuple[float, float, float]]  # of the search for the knee: rate, share that met the objectives, lag
+    ended: str = ""
+    steps: Sequence[tuple[float, float, float]] = ()  # of the search for the knee: rate, share that met, lag
     switches: int = 0  # times that the server's threads were scheduled under the load; 0 where not counted
     seed: int = 0  # of arrivals at random times
 
@@ -49,28 +49,15 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
 
     `requests`: times since the load began; "due" is when a request was to be sent. `samples_ns`: from due to end, of
     answered requests. `series`, one number per request: "n_prompt" and "n_gen" by the server's count, "prompt_ms" and
-    "answer_ms" by llama-server's, "differs" the first token that differs from the answer alone (-1: none), "gap"
+    "answer_ms" by its own clock, "differs" the first token that differs from the answer alone (-1: none), "gap"
     the likeliest token's lead there (nats). "lag" (s): the client's median, 95th percentile and maximum.
-    "floor" (s): empty requests. "switches": times that the server's threads were
-    scheduled. "rates", "met", "late": the steps of the knee search; "seed": of arrivals at random times,
-    drawn anew for every server: they would share the luck of one draw.
+    "floor" (s): empty requests. "switches": times that the server's threads were scheduled. "rates", "met", "late":
+    the steps of the knee search; "seed": of arrivals at random times, drawn anew for every server: they would share
+    the luck of one draw.
     """
-    asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
-    stage("start")
-    begin = clock()
-    with server.started(setup(cell, cell.server, path)) as running:
-        load_ns = clock() - begin
-        target = Target(running.url, usual=questions.OURS[cell.server])
-        done = http.run(_loaded(cell, running, target, asked, stage))
-        rss = resident(running, done)
-    return measured(done, load_ns, rss)
-
-
-def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
-    """A server with the slots, lengths and threads of a cell, and the engine that this worker has."""
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH")
-    return Setup(
-        kind,
+    n, folder = min(cell.n_requests, DISTINCT), os.environ.get("LLAMA_CPP_LIB_PATH")
+    prompts = questions.of_lengths(path, [cell.n_prompt] * n, [cell.n_gen] * n, cell.seed)
+    setup = Setup(
         path,
         cell.n_seq,
         cell.n_prompt + cell.n_gen + ROOM,
@@ -79,53 +66,48 @@ def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
         cell.n_ubatch,
         cell.flash_attn,
         cell.n_gpu_layers,
-        Path(folder) if folder else builds.installed_libraries(),
+        Path(folder) if folder else builds.installed_libraries(),  # the engine that this worker has
     )
+    stage("start")
+    begin = clock()
+    with server.started(setup) as running:
+        load_ns, target = clock() - begin, Target(running.url)
+        done = client.over(target, lambda web: _done(web, target, running, stage, prompts, cell))
+        rss = 0 if done.ended else psutil.Process(running.process.pid).memory_info().rss
+    return measured(done, load_ns, rss)
 
 
-def resident(running: Server, done: Done) -> int:
-    """Resident memory of the server in bytes; 0 if it has ended."""
-    return psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
-
-
-async def floors(web: http.Client, target: Target, kind: server.Kind) -> list[float]:
-    """Seconds of empty requests: the cost of HTTP alone."""
-    return [await _empty(web, target.url + server.READY[kind]) for _ in range(FLOOR)]
-
-
-async def _loaded(
-    cell: Serving, running: Server, target: Target, asked: list[Prompt], stage: Callable[[str], None]
+async def _done(
+    web: Client, target: Target, running: Server, stage: Callable[[str], None], prompts: list[Prompt], cell: Serving
 ) -> Done:
-    async with target.connected() as web:
-        stage("warm")
-        await client.ask(web, target, asked[0])
-        floor = await floors(web, target, cell.server)
-        stage("alone")
-        top = 2 if cell.server == "llama-server" else 0
-        alone = [await client.ask(web, target, prompt, top=top) for prompt in asked]
-        if cell.server == "llama_cpp.server":  # it counts tokens only without streaming
-            counts = {prompt.id: await client.ask_whole(web, target, prompt) for prompt in asked}
-        stage("serve")
-        requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
-        steps: list[tuple[float, float, float]] = []
-        seed = 0
-        before = _timeslices(running.process.pid)
-        with watch.timed(running.process.pid):
-            if not cell.n_clients:
-                seed = secrets.randbits(32)
-            if cell.pattern == "knee":
-                loaded, steps = await load.sought(web, target, requests, cell, median(map(_seconds, alone)), seed)
-            elif cell.n_clients:
-                loaded = await load.closed(web, target, requests, cell.n_clients)
-            else:
-                due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, seed)
-                loaded = await load.opened(web, target, requests, due)
-        switches = max(_timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
-        ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
-        if cell.server == "llama_cpp.server":
-            for n, answer in enumerate(loaded.answers):
-                answer.n_prompt, answer.n_gen = counts[asked[n % len(asked)].id][1:]
-    return Done(alone, loaded, floor, ended, steps, switches, seed)
+    stage("warm")
+    await client.ask(web, target, prompts[0])
+    floor = [await _empty(web, target.url + server.READY) for _ in range(FLOOR)]
+    stage("alone")
+    alone = [await client.ask(web, target, prompt, top=TOP) for prompt in prompts]
+    stage("serve")
+    before = _timeslices(running.process.pid)
+    with watch.timed(running.process.pid):
+        done = await _loaded(web, target, prompts, cell, Done(alone, Loaded([], clock()), floor))
+    done.switches = max(_timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
+    done.ended = running.ended(1.0 if any(answer.failure for answer in done.loaded.answers) else 0.0)
+    return done
+
+
+async def _loaded(web: Client, target: Target, prompts: list[Prompt], cell: Serving, done: Done) -> Done:
+    """Put a cell's load into the outcome."""
+    requests = [Prompt(f"{i}", prompts[i % len(prompts)].text, cell.n_gen) for i in range(cell.n_requests)]
+    if cell.n_clients:
+        done.loaded = await load.closed(web, target, requests, cell.n_clients)
+        return done
+    done.seed = secrets.randbits(32)
+    if cell.pattern == "knee":
+        alone_s = median((answer.ended_ns - answer.sent_ns) / 1e9 for answer in done.alone)
+        done.loaded, done.steps = await load.sought(web, target, requests, cell, alone_s, done.seed)
+    else:
+        due = load.arrivals(cell.n_requests, cell.per_second, done.seed)
+        done.loaded = await load.opened(web, target, requests, due)
+    return done
 
 
 def _timeslices(pid: int) -> int:
@@ -133,14 +115,11 @@ def _timeslices(pid: int) -> int:
     return sum(times for _, _, times in machine.threads(pid).values())
 
 
-async def _empty(web: http.Client, url: str) -> float:
+async def _empty(web: Client, url: str) -> float:
+    """Seconds of an empty request: the cost of HTTP alone."""
     begin = clock()
     await web.get(url)
     return (clock() - begin) / 1e9
-
-
-def _seconds(answer: Answer) -> float:
-    return (answer.ended_ns - answer.sent_ns) / 1e9
 
 
 def measured(done: Done, load_ns: int, rss: int) -> Measured:
