@@ -109,7 +109,9 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     Never compare the two: the rows of a block belong to one machine.
     """
     own = read(study, "recorded", scale)
-    return _named_apart(elsewhere(own), [own.facts]) if own else tidy()
+    if not own:
+        return tidy()
+    return _named_apart(elsewhere(own), [{name: own.facts[name] for name in own.rows["machine"].unique()}])
 
 
 def measured_added(study: str, scale: str = "shape", board: str = "") -> pd.DataFrame:
