@@ -39,7 +39,7 @@ LONGEST = (
     "test_watch",
     "test_trace",
 )
-PAGES = ("test_any_rows", "test_left_out")  # each test executes a page, and shares nothing
+PAGES = ("test_any_rows",)  # each test executes a page, and shares nothing
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 

@@ -31,7 +31,7 @@ from plamo_study.studies.right_answers import law_tests as law_check
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)
-GATE = {"n_prompt": N, "n_ubatch": MICRO_BATCH, "n_gen": 4}
+GATE = {"n_prompt": N, "n_ubatch": MICRO_BATCH}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,16 +70,6 @@ def test_a_right_engine_is_right_in_every_part_and_every_planted_fault_is_larger
     assert set(judged.faults) == set(kinds)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", sorted(faults.OF_ATTENTION | faults.OF_MAMBA))
-def test_an_engine_that_computes_otherwise_than_the_oracle_is_caught(name, seen):
-    fault = (faults.OF_MAMBA | faults.OF_ATTENTION)[name]
-    with np.errstate(all="ignore"):
-        judged = judge(fault(seen.path, "CPU"), TOKENS, seen.sums, seen.logits)
-    meets_it = name in faults.OF_ATTENTION or seen.cell.model == HYBRID
-    assert (worst(judged) > part_tolerance(seen.cell)) == (meets_it and name not in faults.HARMLESS)
-
-
 DEEP = {"n_prompt": 512, "n_batch": 512, "n_ubatch": 128, "n_gen": 4, "judges": "depth", "flash_attn": "on"}
 
 
@@ -99,7 +89,7 @@ def test_a_gate_at_depth_passes_a_right_engine_and_sees_a_fault_that_begins_late
     monkeypatch.setattr(forward, "Oracle", planted)
     wrong = gated_here(cell)
     assert not wrong.valid, wrong.checks
-    usual = mini("gate", model, n_prompt=72, n_ubatch=32, n_gen=4)
+    usual = mini("gate", model, n_prompt=72, n_ubatch=32)
     assert gated_here(usual).valid, "a gate of 72 tokens does not go there"
 
 
@@ -129,13 +119,6 @@ def test_rows_know_to_which_depth_their_file_was_judged_and_say_how_many_go_furt
     deep = rows[(rows.workload == "depth") & rows.model.str.startswith(HYBRID) & (rows.build == "stock")]
     assert set(deep.judged) == {plan.DEEP_TOKENS["shape"] + plan.DEEP_STEPS}
     assert f"{len(rows[reading.reach(rows) > rows.judged]):,} rows go further" in evidence.depths(rows)
-
-
-def test_a_page_names_the_tokens_the_positions_and_the_limits_of_the_gate_that_judged_least():
-    rows = pd.DataFrame({"model": ["m", "n"], "judged": [24, 4104], "n_prompt": [512, 512], "n_gen": [8, 8]})
-    least, most = reading.Reach(24, 24, 0.015), reading.Reach(4104, 32, 0.015)
-    said = evidence.depths(rows.assign(judged_how=[str(least), str(most)]))
-    assert "24 tokens, 24 positions, parts within 0.015 or more; 1 rows go further, to 520" in said
 
 
 def test_a_gate_on_the_cpu_does_not_judge_the_rows_of_a_gpu():
@@ -177,16 +160,6 @@ def test_parts_alone_see_a_fault_in_any_layer(part, seen):
         assert worst(judged) > 2 * part_tolerance(seen.cell)
 
 
-@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_a_gate_of_parts_passes_a_right_engine_and_says_what_it_allows(model):
-    cell = mini("gate", model, n_prompt=24, n_ubatch=8, judges="parts")
-    found = gated(cell)
-    assert found.valid
-    assert found.checks["parts_error"] <= found.checks["parts_tolerance"] == part_tolerance(cell)
-    assert found.checks["second_path_error"] <= found.checks["tolerance"]
-    assert len(found.series["mixer"]) == len(found.series["feed-forward"]) >= 4
-
-
 def test_a_gate_of_parts_refuses_an_engine_that_lost_its_rotation(tmp_path, monkeypatch):
     """The engine made wrong: it is given another file than the oracle, one whose rotary base is another."""
     cell, path = mini("gate", ATTENTION, n_prompt=24, n_ubatch=8, judges="parts"), mini_file(ATTENTION)
@@ -215,7 +188,7 @@ def test_a_state_that_is_lost_between_micro_batches_is_seen(seen):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("model", "dtype"), [(HYBRID, "F16"), (HYBRID, "Q2_K"), (ATTENTION, "Q8_0")])
+@pytest.mark.parametrize(("model", "dtype"), [(HYBRID, "Q2_K"), (ATTENTION, "Q8_0")])
 def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tmp_path):
     cell, path = mini("gate", model, dtype=dtype, **GATE), mini_file(model)
     if dtype != "F16":

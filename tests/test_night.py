@@ -136,12 +136,6 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
         assert all(blocks[cell] >= 2 for cell in plan.cells[: plan.needed])
         for cell in set(plan.cells) - set(blocks):
             assert f"{study}: No time for" in said, cell
-    for command in [line.split("`")[1] for line in said.splitlines() if ": No time for" in line]:
-        words = shlex.split(command)
-        assert words[:2] == ["plamo-study", "measure"]
-        assert [words[n + 1] for n, word in enumerate(words) if word == "--file"] == [
-            Path(file).name for file in given_files
-        ]
 
 
 def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
@@ -173,9 +167,8 @@ def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures
 
 @pytest.mark.whole
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("after", [1, 40, 150])
-def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing_twice(night, monkeypatch, after):
-    found, given_files = night
+def test_a_night_that_was_interrupted_goes_on_after_updates_and_measures_nothing_twice(night, monkeypatch):
+    (found, given_files), after = night, 40
     found.interrupt_after = after
     with pytest.raises(KeyboardInterrupt):
         go(given_files, 240)
@@ -206,8 +199,9 @@ def planned(name, scale, dtype):
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("of_files", [False, True], ids=["shape", "files"])
-@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry", "03-batch-scaling", "05-quantization"])
+@pytest.mark.parametrize(
+    ("study", "of_files"), [("your-machine", True), ("05-quantization", False), ("03-batch-scaling", True)]
+)
 def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with_numbers_of_its_own(
     study, of_files, night, monkeypatch
 ):
@@ -236,8 +230,8 @@ def rows_or_why(study, minutes, chosen):
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("minutes", [1, 2, 3, 4, 6, 9])
-@pytest.mark.parametrize("study", ["your-machine", "01-phase-asymmetry"])
+@pytest.mark.parametrize("minutes", [1, 3, 9])
+@pytest.mark.parametrize("study", ["your-machine"])
 def test_a_file_has_numbers_or_is_named_with_the_command_that_goes_on_however_short_the_time(
     study, minutes, night, monkeypatch, caplog
 ):

@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 from llama_meter import paths
 from llama_meter.engine import ggml, kernels, library
 from llama_meter.journal import latest_rows, read
-from llama_meter.measure import files, machine, phases, proof, tolerance
+from llama_meter.measure import files, proof, tolerance
 from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
@@ -174,13 +174,3 @@ def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_en
         assert min(times + kernels.matmul_times(dtype, (64, 256, 2), 1, False, 1, packed=False)[0]) > 0
         if "AVX2 = 1" in engine["build"] and "REPACK = 1" in engine["build"]:
             assert (taken == "packed") == (PACKED.get(dtype, "none") in engine["build"])
-
-
-def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):
-    cell = mini("decode", depth=4, n_gen=2)
-    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
-    large = phases.run(cell, mini_file(), 0, lambda stage: None)
-    assert len(large.series["read"]) == phases.BESIDE_PASSES
-    assert min(large.series["read"]) > 0
-    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 30)
-    assert "read" not in phases.run(cell, mini_file(), 0, lambda stage: None).series

@@ -142,7 +142,6 @@ WAIT_S = 0.02  # far longer than a call at mini, so that a clock that is a tenth
     [
         ("prefill", {"repetitions": 3}, 0),
         ("decode", {"n_gen": 6}, 0),
-        ("overhead", {"n_gen": 6}, 0),
         ("depth", {"n_ctx": 64, "n_ubatch": 32, "n_gen": 4, "flash_attn": "on"}, context.WARM_STEPS),
     ],
 )

@@ -118,16 +118,12 @@ class Decode(OnModel, frozen=True, kw_only=True):
     proof: Literal["", "first"] = ""  # first: only the first process of a cell proves its result
 
 
-class Overhead(Decode, frozen=True, kw_only=True):
-    """Decode steps of one sequence, and what of them is spent outside the engine."""
-
-
 class Gate(OnModel, frozen=True, kw_only=True):
     """A file held against the oracle."""
 
     timed = False
     n_prompt: int = 0  # tokens that both see
-    n_gen: int = 0  # tokens continued greedily, to see whether the model loops
+    n_gen: int = 0  # steps after them, at depth; in older rows also tokens continued greedily
     # parts: each part, given what entered it; no more. depth: these at some positions of a long prompt and in the steps
     # after it. consistent: the engine against itself, where there is no oracle
     judges: Literal["", "parts", "depth", "consistent"] = ""
@@ -435,7 +431,6 @@ Cell = (
     | Gate
     | Replay
     | Isolation
-    | Overhead
     | Read
     | MatMul
     | Quality

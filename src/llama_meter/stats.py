@@ -137,11 +137,6 @@ def median(values: Sequence[float]) -> Estimate:
     return Estimate(float(np.median(ordered)), float(low), float(high), n, level, logs)
 
 
-def rate(work: float, seconds: Sequence[float]) -> Estimate:
-    """Work per second: `work` over the median time of processes that each did it. One slow process changes little."""
-    return median(seconds).per(work)
-
-
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     """Ratio of two quantities measured in the same blocks: the median of the pairs' ratios, with its interval.
 

@@ -9,10 +9,7 @@ import hashlib
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,26 +130,6 @@ def window() -> int:
 def corrects() -> tuple[str, ...]:
     """What this build corrects or adds, as codes of its `engine.toml`; empty for the released engine."""
     return tuple(_own_words().get("corrects", ()))
-
-
-@contextmanager
-def native_time() -> Iterator[list[int]]:
-    """Time spent inside llama_decode and llama_synchronize, in nanoseconds, as the one element of a list."""
-    spent, native = [0], {name: getattr(llama, name) for name in ("llama_decode", "llama_synchronize")}
-
-    def timed(function: Callable[..., object], *arguments: object) -> object:
-        start = time.perf_counter_ns()
-        result = function(*arguments)
-        spent[0] += time.perf_counter_ns() - start
-        return result
-
-    for name, function in native.items():
-        setattr(llama, name, partial(timed, function))
-    try:
-        yield spent
-    finally:
-        for name, function in native.items():
-            setattr(llama, name, function)
 
 
 def capture_log(lines: list[str]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from llama_meter.cells import Cell, Decode, Gate, Isolation, MatMul, OnModel, Overhead, Prefill, Read, Replay
+from llama_meter.cells import Cell, Decode, Gate, Isolation, MatMul, OnModel, Prefill, Read, Replay
 from llama_meter.engine import kernels, library
 from llama_meter.engine.session import Session
 from llama_meter.errors import NotJudgedError, StudyError
@@ -25,7 +25,6 @@ GPU_WARM_STEPS = 32  # the same on a GPU, in as many passes as that takes: steps
 GPU_PASSES = 2  # untimed prompts of the cell's own shape on a GPU: its first two calls took 1.1 to 1.5 times as long
 WARM_TOKENS = 32  # of a warm-up prompt where no proof runs: it brings all weights into memory
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
-BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the read measured beside decode
 READ_WIDTH = 4096  # row length of the matrix for a GPU's read ceiling
 READ_LEAST = 4  # last-level caches that this matrix is large at least
 
@@ -52,7 +51,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         if isinstance(cell, Prefill | Decode) and cell.proof == "first":
             measured = workload(cell, session, draws, path, proved=replicate == 0)
             return _finish(measured, load_ns, log)
-        return _with_reading(_finish(workload(cell, session, draws, path), load_ns, log), cell, path)
+        return _finish(workload(cell, session, draws, path), load_ns, log)
 
 
 def _prefill(cell: Prefill, session: Session, draws: list[Prompts], path: Path, proved: bool = True) -> Measured:
@@ -77,7 +76,7 @@ def _prefill(cell: Prefill, session: Session, draws: list[Prompts], path: Path, 
         evaluated += session.n_evaluated
     last = {seq: rows[-1] for seq, rows in logits.items()}
     checks = proof.checks(cell, last, expected, evaluated, sum(p.size for d in draws for p in d.values()))
-    return _measured(cell, samples, [warmup], evaluated, checks, [sample[0] for sample in samples])
+    return _measured(cell, samples, [warmup], evaluated, checks)
 
 
 def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, proved: bool = True) -> Measured:
@@ -103,7 +102,7 @@ def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, pr
         prefix = (states[seq], cell.depth) if cell.policy == "shared" else None
         expected[seq] = proof.alone(session, seq, draws[-1][seq], prefix)
     checks = proof.checks(cell, last, expected, evaluated, cell.repetitions * cell.n_gen * cell.n_seq)
-    measured = _measured(cell, samples, [warmup], evaluated, checks, samples[-1])
+    measured = _measured(cell, samples, [warmup], evaluated, checks)
     return msgspec.structs.replace(measured, prefill_ns=fills)
 
 
@@ -170,30 +169,13 @@ def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
     return rows
 
 
-def _overhead(cell: Overhead, session: Session, draws: list[Prompts], path: Path) -> Measured:
-    """A decode whose native calls are timed too: the rest of a step is the harness's overhead."""
-    tokens = [int(token) for token in draws[0][0]]
-    _run_steps(session, cell, _fill(session, cell, draws[0])[0], draws[0], WARM_STEPS)
-    session.clear()
-    session.prefill({0: tokens[: cell.depth]})
-    with watch.timed(), library.native_time() as inside:
-        steps = time_steps(session, [{0: token} for token in tokens[cell.depth :]])
-    step = sum(steps) / len(steps)
-    return Measured(samples_ns=[steps], checks={"step_ns": step, "outside_ns": step - inside[0] / len(steps)})
-
-
 def _measured(
     cell: OnModel,
     samples: list[list[int]],
     warmup: list[int],
     evaluated: int,
     checks: dict[str, float | bool],
-    series: list[int],
 ) -> Measured:
-    quarter = max(len(series) // 4, 1)
-    ratio = float(np.median(series[-quarter:]) / np.median(series[:quarter]))
-    if len(series) > 1:
-        checks = {**checks, "last_to_first_quarter": ratio}
     valid = passed(checks) and (True if "second_path" in checks else None)  # None: proved by its cell's first process
     return Measured(samples_ns=samples, warmup_ns=warmup, n_evaluated=evaluated, checks=checks, valid=valid)
 
@@ -241,20 +223,6 @@ def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:
     return Measured(samples_ns=samples, warmup_ns=times[:1], n_bytes=n_bytes, n_flops=n_flops)
 
 
-def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:
-    """For models too large for the caches, add the memory bandwidth in B/s just after the steps.
-
-    A step bound by memory is as fast as memory, whose speed changes from minute to minute on a shared machine. Series
-    "read", one number per pass over `BESIDE_CACHES` last-level caches.
-    """
-    size = BESIDE_CACHES * machine.last_level_cache()
-    if cell.workload != "decode" or cell.n_gpu_layers != 0 or path.stat().st_size < size:
-        return measured
-    times = kernels.read_times(size, cell.n_threads, 1 + BESIDE_PASSES)[1:]
-    series = measured.series | {"read": [size * 1e9 / time for time in times]}
-    return msgspec.structs.replace(measured, series=series)
-
-
 def draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     """Random tokens per repetition and sequence; every draw has another first token, so no prefix can be reused."""
     rng = np.random.default_rng([cell.seed, replicate])
@@ -290,5 +258,4 @@ RUNS: dict[type[OnModel], Callable[..., Measured]] = {
     Gate: proof.gate,
     Replay: proof.replay,
     Isolation: proof.isolation,
-    Overhead: _overhead,
 }

@@ -47,7 +47,6 @@ GATE_MICRO_BATCH = {
 DEEP_TOKENS = {"mini": 16384, "shape": 4096, "file": 4096}
 DEEP_STEPS = 8
 CONSISTENT_TOKENS = 48  # of each sequence in a gate without an oracle
-GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "file": 900.0}
 ANCHORS = {"mini": 1, "shape": 3, "file": 3}
@@ -223,20 +222,16 @@ def on_file(cell: C, file: File) -> C:
     return change(cell, model=file[0], scale=file[1], dtype=file[2])
 
 
-def both_ceilings(scale: str) -> tuple[Read, MatMul]:
-    """Read bandwidth and matrix throughput of one thread on the CPU."""
-    dtype = DTYPE.get(scale, "Q8_0")
-    read = Read(dtype=dtype, array_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
-    return read, MatMul(dtype=dtype, n_rows=MATMUL_SIZE[scale], repetitions=6)
-
-
 def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | MatMul, ...]:
     """Both ceilings of the CPU at each thread count, and of the GPU where there is one."""
-    both = both_ceilings(scale)
-    cells = [change(cell, n_threads=n) for n in threads for cell in both]
+    dtype = DTYPE.get(scale, "Q8_0")
+    read = Read(dtype=dtype, array_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
+    matmul = MatMul(dtype=dtype, n_rows=MATMUL_SIZE[scale], repetitions=6)
+    cells: list[Read | MatMul] = [change(cell, n_threads=n) for n in threads for cell in (read, matmul)]
     if gpu:
-        read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both)
-        cells += [change(read, array_bytes=GPU_READ_BYTES[scale]), change(matmul, n_rows=GPU_MATMUL_SIZE)]
+        where: dict[str, Any] = {"n_threads": threads[0], "n_gpu_layers": -1}
+        cells += [change(read, array_bytes=GPU_READ_BYTES[scale], **where)]
+        cells += [change(matmul, n_rows=GPU_MATMUL_SIZE, **where)]
     return tuple(cells)
 
 
@@ -315,10 +310,10 @@ def gate_of(gate: Cell, file: File) -> Cell:
 
 
 def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:
-    """Fields of every gate: the tokens that the oracle sees, the micro-batches they come in, and those continued."""
+    """Fields of every gate: the tokens that the oracle sees, and the micro-batches they come in."""
     if gpu and scale != "mini":
-        return {"n_prompt": GPU_GATE_TOKENS, "n_ubatch": GPU_GATE_MICRO_BATCH, "n_gen": GREEDY_TOKENS}
-    return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
+        return {"n_prompt": GPU_GATE_TOKENS, "n_ubatch": GPU_GATE_MICRO_BATCH, "n_gen": 0}
+    return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": 0}
 
 
 @overload

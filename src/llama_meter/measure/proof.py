@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
     from llama_meter.oracle.judge import Judged
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
-LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
 CONSISTENT_SEQUENCES, CONSISTENT_PIECE = 3, 7  # of a gate without an oracle: slots, and tokens of a piece
 PROBE_TOKENS = 32  # evaluated alone, split in several ways, beside a replay: the size of rounding
 PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first split is the reference
@@ -88,8 +87,9 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     session.clear()
     whole = session.prefill({0: tokens}, every=True)[0]
     stepped = _stepped(session, tokens, half)
-    greedy, n_evaluated = _greedy(session, cell.n_gen), session.n_evaluated
-    sums, watched = _watched(session, tokens, half)
+    n_evaluated = session.n_evaluated
+    with PartSums(session) as model:
+        watched, sums = _stepped(model, tokens, half), model.sums()
     backend = computed_on(cell)
     stepped_from = 0 if cell.n_ubatch <= FEW else half
     oracle, allowed = Oracle(path, backend, window, stepped_from=stepped_from), part_tolerance(cell, backend)
@@ -109,8 +109,6 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
         others = Oracle(path, backend).logits(tokens)
         checks["without_window"] = agreement(whole, others, tolerance(cell)).max_relative_error
     checks |= _by_parts(cell, judged, watched, stepped, allowed)
-    checks["greedy_distinct"] = len(set(greedy))
-    checks["degenerate_loop"] = len(set(greedy[-LOOP_TOKENS:])) <= 2
     agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
     series = judged.parts | {f"fault: {name}": errors for name, errors in judged.faults.items()}
     return Measured(checks=checks, series=series, valid=agree, n_evaluated=n_evaluated)
@@ -232,13 +230,6 @@ def _parts_alone(
     return Measured(checks=checks, series=judged.parts, valid=agree, n_evaluated=2 * cell.n_prompt)
 
 
-def _watched(session: Session, tokens: np.ndarray, half: int) -> tuple[dict[tuple[int, str], np.ndarray], np.ndarray]:
-    """The same steps in an observed context: residual sums by part, and logits at every position, (n, n_vocab)."""
-    with PartSums(session) as model:
-        logits = _stepped(model, tokens, half)
-        return model.sums(), logits
-
-
 def _stepped(session: Session, tokens: np.ndarray, half: int) -> np.ndarray:
     """Logits at every position, (n, n_vocab), of half a prefill from an empty memory continued step by step."""
     session.clear()
@@ -302,12 +293,3 @@ def _by_calls(session: Session, calls: Calls, tokens: Prompts) -> Iterator[tuple
         parts = [(seq, np.fromiter(islice(streams[seq], n), np.int32, n)) for seq, n in call if n]
         for seq, row in (session.evaluate(parts) if parts else {}).items():
             yield (number, seq), row
-
-
-def _greedy(session: Session, n_tokens: int) -> list[int]:
-    """Continue sequence 0 with its most likely tokens. Random weights may loop here; released ones should not."""
-    tokens = []
-    for _ in range(n_tokens):
-        tokens.append(int(session.logits().argmax()))
-        session.decode({0: tokens[-1]})
-    return tokens
