@@ -10,11 +10,11 @@ from contextlib import suppress
 import nbformat
 import psutil
 import pytest
-from test_cli import FEW, in_one_process
+from test_cli import FEW, few, in_one_process
 
 from llama_meter import journal, paths
 from llama_meter.rows import Row
-from plamo_study.cli.guard import LOCK
+from plamo_study.cli.terminal import LOCK
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 LONG_S = 60.0
@@ -77,8 +77,9 @@ def test_of_two_runs_one_wins_the_other_says_who_is_at_work_and_a_killed_one_is_
 
 
 PAGE = """
+from llama_meter.measure.request import Request
 from plamo_study.measurements import measurements
-len(measurements("01-phase-asymmetry", source, scale, minutes))
+len(measurements("01-phase-asymmetry", Request.of(globals())))
 """
 STUDY = f"""{FEW}
 import signal
@@ -125,7 +126,7 @@ def until(true, seconds=LONG_S):
 @pytest.mark.timeout(1200)
 def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or_an_orphan(project):
     journal_path = project / "data/measured/local/01-phase-asymmetry.mini.jsonl"
-    environment = os.environ | {"PLAMO_STUDY_ROOT": str(project), "MARK": str(project)}
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(project), "MARK": str(project)} | few(project)
     command = [sys.executable, "-c", STUDY, "study", "--scale", "mini", "--minutes", "9"]
 
     def keys():

@@ -12,8 +12,7 @@ from test_notebooks import shown
 
 from llama_meter import paths
 from llama_meter.rows import Fact, Row
-from plamo_study import measurements
-from plamo_study.live import collect
+from plamo_study import live, measurements
 from plamo_study.read import recording
 from plamo_study.show import theme
 from plamo_study.studies.latency import law
@@ -104,7 +103,7 @@ def test_a_page_is_written_from_other_rows(name, changes, monkeypatch):
             rows, records = change(rows, records)
         return whole(rows, records, study, source, scale)
 
-    for module in (recording, collect):
+    for module in (recording, live):
         monkeypatch.setattr(module, "of_rows", changed)
     executed(name)
 

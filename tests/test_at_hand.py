@@ -1,7 +1,4 @@
-"""What `make study` measures here: three processes a cell, one proof, a gate of parts, and what it says beforehand."""
-
-import shutil
-from pathlib import Path
+"""What `make study` measures here: three processes a cell, one proof, and a first round that needs no quantizing."""
 
 import foreign_models
 import msgspec
@@ -9,21 +6,13 @@ import pytest
 
 from llama_meter import journal, paths
 from llama_meter.cells import Decode, Prefill
-from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
-from llama_meter.measure.asked import sweep
+from llama_meter.measure.request import sweep
 from llama_meter.models import given, registry
 from plamo_study.read import frame
-from plamo_study.studies import registry as studies
-from plamo_study.studies.your_machine import at_hand
 from plamo_study.studies.your_machine.plan import first_round, your_machine
 
-HYBRID, ATTENTION = plan.MODELS
-
-
-def page(scale):
-    """The plan of this machine's page."""
-    return studies.plan(at_hand.NOTEBOOK)(scale)
+HYBRID = plan.MODELS[0]
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +20,13 @@ def lean():
     """A lean plan of a small model."""
     base = Prefill(model=HYBRID, scale="mini", dtype="F16", n_prompt=16)
     cells = (base, plan.change(base, workload="decode", depth=8, n_gen=4, n_seq=2, policy="shared"))
-    return plan.lean(at_hand.NOTEBOOK, "mini", cells)
+    return plan.lean("your-machine", "mini", cells)
 
 
 @pytest.fixture(scope="module")
 def swept(lean, tmp_path_factory):
     """That plan, measured with far more time than it needs."""
-    path = tmp_path_factory.mktemp("lean") / f"{at_hand.NOTEBOOK}.mini.jsonl"
+    path = tmp_path_factory.mktemp("lean") / "your-machine.mini.jsonl"
     return runner.sweep(lean, path, minutes=30), path
 
 
@@ -63,17 +52,6 @@ def test_without_its_proof_no_process_of_a_cell_is_right(swept, ended, verdict):
     assert set(rows[rows.workload == "prefill"].verdict) == {"valid"}
 
 
-def test_a_page_is_measured_where_every_file_that_it_needs_has_rows(lean, swept, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    assert not at_hand.measured(lean)
-    target = journal.journal_path(at_hand.NOTEBOOK, "mini", journal.LOCAL)
-    target.parent.mkdir(parents=True)
-    shutil.copy(swept[1], target)
-    assert at_hand.measured(lean)
-    other = tuple(plan.change(cell, model=ATTENTION) for cell in lean.cells)
-    assert not at_hand.measured(plan.lean(at_hand.NOTEBOOK, "mini", lean.cells + other))
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("of", ["mini", "shape", "file"])
 def test_the_first_round_measures_cells_of_the_whole_plan_on_files_that_nothing_quantizes(
@@ -91,13 +69,3 @@ def test_the_first_round_measures_cells_of_the_whole_plan_on_files_that_nothing_
     assert files == {file for cell in whole.cells[: whole.needed] for file in cell.files}
     assert {cell.shape[0] for cell in first.cells if isinstance(cell, Decode)} == {1, 4, 5}
     assert first.blocks == whole.blocks
-
-
-def test_a_full_disk_is_said_with_what_is_needed_before_a_file_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MODELS", tmp_path)
-    sizes = at_hand.missing([page("shape")])
-    assert 7.5e9 < sum(sizes.values()) < 8.6e9
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 3 << 30}))
-    with pytest.raises(StudyError, match="SCALE=mini"):
-        at_hand.missing([page("shape")])
-    assert not list(Path(tmp_path).iterdir())

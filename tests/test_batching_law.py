@@ -7,6 +7,7 @@ from conftest import ATTENTION, HYBRID
 
 from llama_meter import journal
 from llama_meter.measure import plan, runner
+from llama_meter.measure.request import Request
 from plamo_study.measurements import answers, recording
 from plamo_study.read import answers as became, frame
 from plamo_study.studies.right_answers import (
@@ -115,7 +116,7 @@ def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other(
 
 
 def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
-    rows = recording("04-answers", "recorded", "mini").rows
+    rows = recording("04-answers", Request(scale="mini")).rows
     asked = answers("04-answers", "recorded", "mini")
     loads = asked.groupby(["build", "model", "n_clients", "n_prompt"])
     assert (loads["prompt"].nunique() >= 200).all()

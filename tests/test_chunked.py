@@ -7,7 +7,7 @@ from conftest import ATTENTION, HYBRID
 from llama_meter import cells
 from llama_meter.cells import Arrival
 from llama_meter.errors import StudyError
-from llama_meter.measure.asked import sweep
+from llama_meter.measure.request import sweep
 from plamo_study.studies.latency import metrics, plan
 
 DECODING, STEPS, PROMPT = 3, 2, 96

@@ -16,8 +16,8 @@ from llama_meter.engine import library, states
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
-from llama_meter.measure.asked import sweep
 from llama_meter.measure.files import model_fact
+from llama_meter.measure.request import sweep
 from llama_meter.models import given
 from llama_meter.oracle.compare import relative_error
 from plamo_study.read import frame

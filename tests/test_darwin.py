@@ -24,20 +24,17 @@ from llama_meter.journal import LOCAL, REFERENCE, journal_path
 from llama_meter.measure import machine, plan, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.quantizing import quantize
+from llama_meter.measure.request import DEVICES, Request
 from llama_meter.measure.worker import Job
 from llama_meter.models import given, recipes
 from llama_meter.rows import Evidence, Row
 from llama_meter.serve import server
 from llama_meter.serve.server import Setup
-from plamo_study import measurements
-from plamo_study.cli import report
-from plamo_study.live import collect, conduct, live
+from plamo_study import live, measurements
 from plamo_study.read import frame
-from plamo_study.read.recording import DEVICES, of_device, read
+from plamo_study.read.recording import of_device, read
 from plamo_study.show import evidence
 from plamo_study.studies.batch_scaling import replica
-from plamo_study.studies.right_answers.hybrids_plan import hybrids
-from plamo_study.studies.roofline import law
 from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
@@ -94,7 +91,7 @@ def on_a_mac(recording):
 
 
 def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_left_to_the_cpu(monkeypatch):
-    found = on_a_mac(collect.collect("01-phase-asymmetry", "recorded", "shape"))
+    found = on_a_mac(live.collect("01-phase-asymmetry", Request()))
     monkeypatch.setattr(measurements, "recording", lambda *asked: found)
     lines = measurements.measurements("01-phase-asymmetry")
     assert lines.groupby("device").size().to_dict() == dict.fromkeys(
@@ -134,7 +131,7 @@ def test_a_mac_at_work_may_darken_its_display(mac, tmp_path):
     keeper = mac.folder / "caffeinate"
     keeper.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/kept\n')
     planned = plan.Plan("small", "mini", (mini("prefill"),), (), None, 1, 0, 60.0)
-    report.sweep(planned, tmp_path / "j.jsonl")
+    runner.sweep(planned, tmp_path / "j.jsonl")
     options = (tmp_path / "kept").read_text().split()[0]
     assert "d" not in options
     assert {*"ims"} <= {*options}
@@ -160,13 +157,12 @@ def test_before_a_night_a_mac_says_when_it_ends_what_its_files_take_and_what_wou
     for command, said in changes.items():
         mac.say(command, said)
     planned = plan.with_gates("small", "mini", (mini("prefill"), mini("prefill", ATTENTION)))
-    said = "\n".join(live.beforehand([planned], 480))
+    said = "\n".join(live.beforehand(planned, 480))
     assert "8 h 0 min" in said
-    assert mini_file().name in said
     assert all(words in said for words in told), said
     assert not [words for words in untold if words in said], said
-    assert [line.split(",")[0] for line in live.beforehand([planned], 2)] == ["Measures for 2 minutes at most"]
-    assert live.beforehand([planned], 0) == [], "nothing is said before what is short"
+    assert [line.split(",")[0] for line in live.beforehand(planned, 2)] == ["Measures for 2 minutes at most"]
+    assert live.beforehand(planned, 0) == [], "nothing is said before what is short"
 
 
 @pytest.mark.parametrize(
@@ -201,15 +197,11 @@ def test_a_busy_mac_s_rows_are_measured_again_and_the_sweep_ends(mac, tmp_path, 
     assert set(watch.causes(found).values()) == {watch.HEAT}
 
 
-def test_what_is_to_be_written_stands_beside_the_room_and_a_build_that_is_missing_beside_its_command(
-    mac, tmp_path, monkeypatch
-):
+def test_what_the_disk_has_no_room_for_is_said_before_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * 10**9))
-    monkeypatch.setattr(paths, "DATA", tmp_path)
-    said = "\n".join(live.beforehand([your_machine("shape"), hybrids("mini")], 480))
-    assert "2.0 GB free. That is too little" in said
-    assert "`plamo-study engine build architectures` first: 04-hybrids needs it" in said
+    with pytest.raises(StudyError, match="GB are free"):
+        live.beforehand(your_machine("shape"), 480)
 
 
 def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_measured_it(mac, tmp_path):
@@ -288,38 +280,16 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(tmp_path, monkey
 @pytest.fixture
 def engine(monkeypatch):
     """What the engine says it can do; it is forgotten before and after."""
-    conduct._offloads.cache_clear()
+    live._offloads.cache_clear()
     said = {"gpu_offload": True}
     monkeypatch.setattr(runner, "engine_facts", lambda: said)
     yield said
-    conduct._offloads.cache_clear()
+    live._offloads.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("notebook", "command", "offloaded"),
-    [
-        ("auto", "auto", {0, -1}),
-        ("auto", "gpu", {0, -1}),
-        ("auto", "cpu", {0}),
-        ("cpu", "gpu", {0}),
-        ("gpu", "cpu", {0, -1}),
-    ],
-)
-def test_a_plan_takes_the_gpu_unless_a_notebook_or_else_the_command_says_otherwise(
-    notebook, command, offloaded, engine, monkeypatch
-):
-    monkeypatch.setenv(conduct.DEVICE, command)
-    planned = []
-
-    def stop(plan, *_, **__):
-        planned.append({cell.n_gpu_layers for cell in plan.asked})
-        raise StudyError("measuring", "is not what this test is about", "-")
-
-    monkeypatch.setattr(conduct, "measure", stop)
-    for show in (collect.collect, measurements.measurements, measurements.recording):
-        with pytest.raises(StudyError, match="measuring"):
-            show("01-phase-asymmetry", "live", "mini", 0, notebook)
-    assert planned == [offloaded] * 3
+@pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
+def test_a_plan_takes_the_gpu_unless_told_otherwise(device, offloaded, engine):
+    assert {cell.n_gpu_layers for cell in live.build("01-phase-asymmetry", "mini", device).asked} == offloaded
 
 
 def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_path):
@@ -344,18 +314,15 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
     assert [shown(device, rows) for device in DEVICES] == [{0}, {0}, set()]
     simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
     assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
-    with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
-        law.recordings("recorded", "shape", device="tpu")
 
 
 def test_a_device_that_the_engine_lacks_is_refused_and_so_is_a_build_for_a_gpu_that_finds_none(engine):
     engine["gpu_offload"] = False
-    for device, why in (("gpu", "without a GPU backend"), ("tpu", "known: auto, cpu, gpu")):
-        with pytest.raises(StudyError, match=why):
-            conduct.build("01-phase-asymmetry", "mini", device)
-    engine["options"] = [next(iter(conduct.ON_GPU))]
+    with pytest.raises(StudyError, match="without a GPU backend"):
+        live.build("01-phase-asymmetry", "mini", "gpu")
+    engine["options"] = [next(iter(live.ON_GPU))]
     with pytest.raises(StudyError, match="finds none"):
-        conduct.build("01-phase-asymmetry", "mini")
-    assert {cell.n_gpu_layers for cell in conduct.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
+        live.build("01-phase-asymmetry", "mini")
+    assert {cell.n_gpu_layers for cell in live.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
     options = {name: set(said.get("options", [])) for name, said in builds.definitions().items()}
-    assert {name for name in options if conduct.ON_GPU & options[name]} >= {"cuda", "vulkan"}
+    assert {name for name in options if live.ON_GPU & options[name]} >= {"cuda", "vulkan"}

@@ -25,7 +25,7 @@ from llama_meter.engine import builds as engines, library, note
 from llama_meter.errors import StudyError
 from llama_meter.limits import BACKENDS, DEFECTS
 from llama_meter.measure import runner
-from plamo_study.cli import main as cli, options
+from plamo_study.cli import main as cli
 from plamo_study.read import frame
 
 CBLAS = """
@@ -235,9 +235,9 @@ def test_a_name_stands_for_a_build_that_is_here_and_made_from_these_patches(noth
 def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
     with pytest.raises(StudyError, match="neither a known build nor a folder"):
-        options.use_engine(str(tmp_path))
+        cli._values(None, None, False, str(tmp_path))
     (tmp_path / "libllama.so").write_text("a library")
-    options.use_engine(str(tmp_path))
+    cli._values(None, None, False, str(tmp_path))
     assert os.environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path.resolve())
 
 

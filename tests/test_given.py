@@ -13,7 +13,7 @@ from llama_meter.cells import Gate
 from llama_meter.engine import builds
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
-from llama_meter.measure import asked, machine, plan as shared, proof
+from llama_meter.measure import machine, plan as shared, proof, request
 from llama_meter.measure.files import model_fact
 from llama_meter.models import given, registry, synthetic, tensors
 from plamo_study.measurements import measurements
@@ -196,7 +196,7 @@ def test_a_file_that_only_a_repair_makes_measurable_is_repaired_when_asked(tmp_p
     ],
 )
 def test_lengths_are_written_as_for_llama_bench(word, values):
-    assert asked.sweep(n_prompt=word).n_prompt == values
+    assert request.sweep(n_prompt=word).n_prompt == values
 
 
 @pytest.mark.parametrize(
@@ -227,19 +227,19 @@ def test_lengths_are_written_as_for_llama_bench(word, values):
 )
 def test_values_that_make_no_sense_are_refused_before_anything_is_measured(values):
     with pytest.raises(StudyError):
-        asked.sweep(**values)
+        request.sweep(**values)
 
 
 @pytest.mark.parametrize(
     ("word", "values"), [("0.5,1,2", (0.5, 1.0, 2.0)), (3, (3.0,)), ([1, "0.25", 1], (1.0, 0.25)), ("", ())]
 )
 def test_rates_are_positive_numbers_each_once(word, values):
-    assert asked.sweep(rates=word).rates == values
+    assert request.sweep(rates=word).rates == values
 
 
 def test_users_rates_and_slots_reach_a_server_of_the_file(llama):
     how = {"n_clients": "3", "rates": "0.5,4", "n_prompt": "16", "n_gen": "4", "n_threads": "1", "n_gpu_layers": "0"}
-    varied = asked.sweep(files=str(llama), n_seq="2,5", **how)
+    varied = request.sweep(files=str(llama), n_seq="2,5", **how)
     loads = [cell for cell in serving.serving("shape", gpu=True, sweep=varied).cells if cell.workload == "serving"]
     assert {cell.files[0] for cell in loads} == set(varied.files)
     assert {(cell.n_prompt, cell.n_gen, cell.n_threads, cell.n_gpu_layers) for cell in loads} == {(16, 4, 1, 0)}
@@ -250,11 +250,11 @@ def test_users_rates_and_slots_reach_a_server_of_the_file(llama):
     assert set(rates) == {0.5, 4.0}
     assert rates[0.5] < rates[4.0], "a load lasts a time and is no number of requests"
     with pytest.raises(StudyError, match="type_k"):
-        serving.serving("shape", sweep=asked.sweep(files=str(llama), type_k="q8_0"))
+        serving.serving("shape", sweep=request.sweep(files=str(llama), type_k="q8_0"))
 
 
 def test_settings_and_lengths_reach_the_cells(llama):
-    varied = asked.sweep(files=str(llama), n_prompt="64", n_seq="2", type_k="q8_0", flash_attn="on", n_threads="1")
+    varied = request.sweep(files=str(llama), n_prompt="64", n_seq="2", type_k="q8_0", flash_attn="on", n_threads="1")
     cells = [cell for cell in your_machine.your_machine("shape", sweep=varied).cells if cell.files]
     assert {cell.files[0] for cell in cells} == set(varied.files)
     assert {(cell.type_k, cell.flash_attn, cell.n_threads) for cell in cells} == {("q8_0", "on", 1)}
@@ -263,7 +263,7 @@ def test_settings_and_lengths_reach_the_cells(llama):
 
 
 def test_types_of_given_files_are_timed_as_kernels_for_one_column_and_for_many(llama):
-    given_file = asked.sweep(files=str(llama), n_seq="4")
+    given_file = request.sweep(files=str(llama), n_seq="4")
     cells = quantization.speed("shape", sweep=given_file).cells
     assert [cell.n_seq for cell in cells if cell.files] == [1, 4]
     products = [cell for cell in cells if not cell.files]
@@ -275,19 +275,19 @@ def test_types_of_given_files_are_timed_as_kernels_for_one_column_and_for_many(l
 @pytest.mark.parametrize("arch", ["llama", "jamba"])
 def test_files_of_other_architectures_are_judged_by_their_consistency_and_measured_once(arch, tmp_path):
     llama = foreign_models.write(tmp_path / f"{arch}.gguf", arch)
-    varied = asked.sweep(files=str(llama), n_prompt="16", n_gen="4", n_seq="2")
-    m = measurements("your-machine", "live", "mini", 0, "cpu", varied)
+    varied = request.sweep(files=str(llama), n_prompt="16", n_gen="4", n_seq="2")
+    m = measurements("your-machine", request.Request("live", "mini", 0, "cpu", varied))
     of_file = m[m.file != ""]
     assert set(of_file.verdict) == {"consistent"}
     assert {"prefill", "step"} <= set(of_file.metric)
-    wider = asked.sweep(files=str(llama), n_prompt="16,32", n_gen="4", n_seq="2")
-    again = measurements("your-machine", "live", "mini", 0, "cpu", wider)
+    wider = request.sweep(files=str(llama), n_prompt="16,32", n_gen="4", n_seq="2")
+    again = measurements("your-machine", request.Request("live", "mini", 0, "cpu", wider))
     assert set(m.key) <= set(again.key), "a cell measured once is reused by another sweep"
 
 
 def test_lengths_of_drafts_acceptances_and_a_file_that_drafts_reach_the_cells(llama):
     drafter = paths.ROOT / "data/models/plamo-2-draft.mini.F16.gguf"
-    varied = asked.sweep(files=str(MINI), draft_file=str(drafter), n_draft="3,5", acceptance="0.6", n_threads="1")
+    varied = request.sweep(files=str(MINI), draft_file=str(drafter), n_draft="3,5", acceptance="0.6", n_threads="1")
     cells = speculative.speculative("shape", sweep=varied).cells
     assert {cell.files[0] for cell in cells} == set(varied.files)
     assert {cell.n_draft for cell in cells} == {3, 5}
@@ -296,25 +296,25 @@ def test_lengths_of_drafts_acceptances_and_a_file_that_drafts_reach_the_cells(ll
     on_text = speculative.drafters("shape", sweep=varied).cells
     assert {cell.files[1:] for cell in on_text if cell.drafter == "model"} == {varied.draft_file}
     assert {cell.drafter for cell in on_text} == {"lookup", "model"}
-    own = speculative.drafters("mini", sweep=asked.sweep(n_draft="2")).cells
+    own = speculative.drafters("mini", sweep=request.sweep(n_draft="2")).cells
     assert {cell.n_draft for cell in own if cell.drafter == "lookup"} == {2}
 
 
 def test_a_file_that_drafts_in_another_vocabulary_is_refused_before_anything_is_measured(llama):
     with pytest.raises(StudyError, match="would mean another text"):
-        speculative.drafters("mini", sweep=asked.sweep(files=str(MINI), draft_file=str(llama)))
+        speculative.drafters("mini", sweep=request.sweep(files=str(MINI), draft_file=str(llama)))
 
 
 def test_a_draft_that_no_call_holds_is_refused_before_anything_is_measured():
     with pytest.raises(StudyError, match="longer than the context"):
-        speculative.speculative("mini", sweep=asked.sweep(n_draft="200"))
+        speculative.speculative("mini", sweep=request.sweep(n_draft="200"))
 
 
 def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context(llama):
-    varied = asked.sweep(files=str(llama), n_prompt="16,48")
+    varied = request.sweep(files=str(llama), n_prompt="16,48")
     cells = [cell for cell in latency.disaggregation("shape", sweep=varied).cells if cell.workload == "shipment"]
     assert {cell.n_prompt for cell in cells} == {16, 48}
-    usual = latency.disaggregation("shape", sweep=asked.sweep(files=str(llama)))
+    usual = latency.disaggregation("shape", sweep=request.sweep(files=str(llama)))
     longest = given.FILES[varied.files[0]].spec.context_length
     assert all(sum(cell.shape[1:]) <= longest for cell in usual.cells)
 
@@ -338,7 +338,7 @@ def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by
     [found] = given.give(str(architectures.write(name, tmp_path)))
     assert found.spec.name == name, "its header says that it has no name"
     assert not given.has_oracle(found.file), "PLaMo's own have scales and ropes that the oracle does not compute"
-    wanted = asked.sweep(files=str(found.path), n_prompt="16", n_gen="4")
+    wanted = request.sweep(files=str(found.path), n_prompt="16", n_gen="4")
     [gate] = your_machine.your_machine("shape", sweep=wanted).gates
     assert gate.judges == "consistent"
     with Session(found.path, SessionConfig(gate.n_prompt)) as session:

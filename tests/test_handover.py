@@ -11,7 +11,7 @@ from llama_meter.engine.session import Session
 from llama_meter.engine.states import CACHE, CONVOLUTION, PARTS, RECURRENT, parts, spliced
 from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing
-from llama_meter.measure.asked import sweep
+from llama_meter.measure.request import sweep
 from llama_meter.models import recipes, registry
 from plamo_study.arithmetic import roofline
 from plamo_study.studies.quantization import work as quality

@@ -10,7 +10,7 @@ from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
-from plamo_study.live import conduct, live
+from plamo_study import live
 from plamo_study.studies.right_answers import architectures, hybrid_questions, hybrids_plan as hybrids
 from plamo_study.studies.right_answers.architectures import DRAFTS, KEPT, LISTED, N_CTX, QUESTIONS, STEPS, tolerance
 
@@ -147,7 +147,7 @@ def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, mon
     journal = tmp_path / "04-hybrids.mini.jsonl"
     for asked in (
         lambda: architectures.write("mamba2-dense", tmp_path),
-        lambda: conduct.measure(hybrids.hybrids("mini"), journal, live.Listener()),
+        lambda: live.measure(hybrids.hybrids("mini"), journal, live.Line("04-hybrids")),
     ):
         with pytest.raises(StudyError) as missing:
             asked()

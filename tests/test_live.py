@@ -14,8 +14,8 @@ from nbclient import NotebookClient
 
 from llama_meter import journal, paths
 from llama_meter.errors import FAILED_GATE
-from plamo_study.publish import executed
-from plamo_study.run import runs
+from plamo_study import runs
+from plamo_study.publish import pages
 
 SMALL = ("-r", "n_prompt", "16", "-r", "n_gen", "4", "-r", "n_seq", "2", "-r", "n_depth", "8")
 CEILINGS = """
@@ -27,15 +27,18 @@ import time
 from types import SimpleNamespace as Any
 from conftest import mini
 from llama_meter.measure import runner
-from plamo_study.live import live
-with live.line("a study") as line:
-    line.begin(["Measures for 3 minutes at most"])
+from plamo_study import live
+live.beforehand = lambda *_: ["Measures for 3 minutes at most"]
+live.files.make_models = lambda *_: None
+def sweep(plan, path, on_progress, **how):
     for done in range(5):
-        line.progress(runner.Progress(done, 5, Any(cell=mini("prefill")), None, 60.0))
+        on_progress(runner.Progress(done, 5, Any(cell=mini("prefill")), None, 60.0))
         time.sleep(live.EVERY_S / 4)
-    line.end(runner.Summary([], 5), "")
+    return runner.Summary([], 5)
+runner.sweep = sweep
+live.measure(Any(study="a study", program="", cells=(), scale="mini"), None, live.Line("a study"))
 """
-INTERRUPTED = OF_A_STUDY.replace("    line.end", "    raise KeyboardInterrupt\n    line.end")
+INTERRUPTED = OF_A_STUDY.replace("    return", "    raise KeyboardInterrupt\n    return")
 
 
 def outputs(notebook):
@@ -78,16 +81,15 @@ def said_of(root, *command):
 
 OF_MINI = f"""{CEILINGS}
 from llama_meter.measure import quantizing, watch
-from plamo_study.studies.your_machine import at_hand
 from plamo_study.studies.your_machine import plan as own
-plan.MATMUL_SIZE["mini"], at_hand.SCALE = 256, "mini"
+plan.MATMUL_SIZE["mini"] = 256
 own.N_PROMPT, own.N_GEN, own.N_SEQ, own.TYPES = (16, 8), (4,), (2, 4), ("Q4_0",)
 watch.disturbed = lambda rows: set()  # other tests compute beside: no row is measured again for it
 """
-INTERRUPTED_THERE = """
-def interrupted(*_, **__):
-    raise KeyboardInterrupt
-quantizing.quantize = interrupted
+STOPPED = """
+def stopped(*_, **__):
+    raise RuntimeError("stopped")
+quantizing.quantize = stopped
 """
 
 
@@ -98,19 +100,19 @@ def test_a_machine_has_its_page_before_a_file_is_quantized_and_anew_at_the_end(r
         shutil.copytree(root / name, tmp_path / name, symlinks=True)
     (tmp_path / "notebooks").mkdir()
     shutil.copy(paths.NOTEBOOKS / "your-machine.ipynb", tmp_path / "notebooks")
-    (tmp_path / "ipython/profile_default/startup/small.py").write_text(OF_MINI)
     page = tmp_path / "reports/your-machine.html"
 
     def study(code=""):
-        script = f"{OF_MINI}{code}\nfrom plamo_study.cli import main\nmain.main()"
+        (tmp_path / "ipython/profile_default/startup/small.py").write_text(f"{OF_MINI}{code}")
+        script = f"{OF_MINI}\nfrom plamo_study.cli import main, notebooks\nnotebooks.SCALE = 'mini'\nmain.main()"
         return said_of(tmp_path, sys.executable, "-c", script, "study", "--minutes", "60")
 
     def cells():
         [path] = (tmp_path / "data/measured/local").glob("*.jsonl")
         return Counter((row.cell, row.replicate) for row in journal.latest_rows(journal.read(path)))
 
-    stopped = study(INTERRUPTED_THERE)
-    assert stopped.returncode not in (0, 1), stopped.stderr
+    stopped = study(STOPPED)
+    assert stopped.returncode == 1, stopped.stderr
     assert "reports/your-machine.html is the first page" in stopped.stderr
     early, first = page.read_text(), cells()
     assert all(f"<strong>{asked}</strong>" in early for asked in ("Limit:", "Sure?", "Right?"))
@@ -138,7 +140,7 @@ def test_papermill_exits_with_one_where_a_gate_failed_and_its_notebook_is_whole(
     assert "gate of bad in F16" in done.stderr
     notebook = nbformat.read(out, as_version=4)
     assert not runs.unfinished(notebook)
-    assert not [cell for cell in executed.read(out).cells if runs.MARKED in cell.metadata.get("tags", ())]
+    assert not [cell for cell in pages.read(out).cells if runs.MARKED in cell.metadata.get("tags", ())]
     errors = [output for output in outputs(notebook) if output.output_type == "error"]
     assert [error.ename for error in errors] == [FAILED_GATE]
     assert "models check" in errors[0].evalue

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,15 +14,15 @@ from conftest import mini_file
 
 from llama_meter import journal, paths
 from llama_meter.cells import Gate
-from llama_meter.measure import asked, files, machine, quantizing, runner, watch
+from llama_meter.measure import files, machine, quantizing, runner, watch
 from llama_meter.measure.files import model_fact as fact
 from llama_meter.measure.process import Outcome, TimeUpError
+from llama_meter.measure.request import Request, sweep
 from llama_meter.models import given, recipes, registry
 from llama_meter.models.file_types import FILE_TYPES
 from llama_meter.rows import Evidence, Measured, Row, content_id
+from plamo_study import live, runs
 from plamo_study.cli import notebooks
-from plamo_study.live import budget, collect, conduct
-from plamo_study.run import parameters, runs
 from plamo_study.studies import registry as studies
 
 MINUTES = 480
@@ -43,7 +44,7 @@ class Night:
     """What was measured, in order, and what the command said."""
 
     def __init__(self):
-        self.cells, self.interrupt_after, self.in_notebooks = [], None, Counter()
+        self.cells, self.interrupt_after = [], None
 
     def work(self, job, limit_s, engine="", workload="", ends_at=float("inf")):
         """Takes its time by the fake clock, and is right."""
@@ -80,24 +81,22 @@ def night(tmp_path, monkeypatch):
     monkeypatch.setattr(Clock, "passed", 0.0)
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     monkeypatch.setattr(machine, "at_once", lambda n_threads, n_bytes: 1)
-    conduct._offloads.cache_clear()
-    monkeypatch.setattr(runs, "run", lambda *page: executed(found, *page))
-    monkeypatch.setattr(runs, "side_by_side", lambda jobs, *_: [executed(found, *job) for job in jobs])
+    live._offloads.cache_clear()
+    monkeypatch.setattr(runs, "run", executed)
+    monkeypatch.setattr(live.Line, "show", lambda line, text: print(text, file=sys.stderr))
     return found, files
 
 
-def executed(night, notebook, values, *_):
+def executed(notebook, values, *_):
     """As the notebook's kernel does: its studies, within its minutes."""
-    before, own = len(night.cells), parameters.assign([notebook], values)[notebook]
-    chosen = asked.sweep(files=own["files"])
-    for study, _ in budget.of_notebook(notebook.stem, own["scale"], chosen):
-        collect.collect(study, "live", own["scale"], own["minutes"], asked=chosen)
-    night.in_notebooks[notebook.stem] += len(night.cells) - before
+    request = Request.of(runs.assign([notebook], values)[notebook])
+    for study, _ in studies.of_notebook(notebook.stem, request.scale, request.sweep.files):
+        live.collect(study, request)
     return runs.RunResult(notebook, "ok", 1.0, notebook)
 
 
 def go(files, minutes=MINUTES):
-    return notebooks.execute(notebooks.Asked([], "live", "mini", {"files": json.dumps(files)}, minutes))
+    return notebooks.run([], {"source": "live", "files": json.dumps(files), "minutes": minutes})
 
 
 def rows():
@@ -108,24 +107,22 @@ def rows():
 @pytest.mark.whole
 @pytest.mark.timeout(300)
 def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_time(night, capfd):
-    found, given_files = night
+    _, given_files = night
     assert go(given_files) == 0
     assert Clock.passed <= 60 * MINUTES
     said = capfd.readouterr().err
     assert "Measures for 8 h 0 min at most, until" in said
     assert 0.8 * 60 * MINUTES <= Clock.passed <= 60 * MINUTES, "plans of a fixed length may end early"
-    taken = [name for name in studies.NOTEBOOKS if "files" in parameters.declared(paths.NOTEBOOKS / f"{name}.ipynb")]
+    taken = [name for name in studies.NOTEBOOKS if "files" in runs.declared(paths.NOTEBOOKS / f"{name}.ipynb")]
     taken.remove(studies.OF_PAIRS)
     assert f"{studies.OF_PAIRS} is left out" in said, "the files are of two models"
-    assert list(found.in_notebooks) == taken
-    assert set(found.in_notebooks.values()) == {0}, "the notebooks find all that the command measured"
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
     order = list(dict.fromkeys(row.study for row in sorted(measured, key=lambda row: row.started)))
     assert list(dict.fromkeys(map(studies.notebook_of, order))) == taken, "in order of need, the machine's page first"
     for study in order:
         own = [row for row in sorted(measured, key=lambda row: row.started) if row.study == study]
-        plan = conduct.build(study, "mini", asked=asked.sweep(files=given_files))
+        plan = live.build(study, "mini", sweep=sweep(files=given_files))
         assert {row.cell.files[0] for row in own if row.cell.files} == set(plan_files(plan)), "each file has its share"
         first = {}
         for number, row in enumerate(own):
@@ -135,14 +132,14 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
         blocks = Counter(row.cell for row in own if not row.anchor and not isinstance(row.cell, Gate))
         assert all(blocks[cell] >= 2 for cell in plan.cells[: plan.needed])
         for cell in set(plan.cells) - set(blocks):
-            assert f"{study}: No time for" in said, cell
+            assert any(f"*{study}: " in line and "No time for" in line for line in said.splitlines()), cell
 
 
 def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
     smaller = tmp_path / "smaller.gguf"
     quantizing.quantize(mini_file(), smaller, recipes.recipe("Q8_0"))
-    of_a_night = notebooks.Asked([], "live", "mini", {"files": json.dumps([str(mini_file()), str(smaller)])}, MINUTES)
-    assert studies.OF_PAIRS in [path.stem for path in notebooks._in_order(of_a_night)]
+    of_a_night = Request.of({"files": [str(mini_file()), str(smaller)]})
+    assert studies.OF_PAIRS in [path.stem for path in notebooks.chosen([], of_a_night)]
 
 
 def plan_files(plan):
@@ -155,10 +152,10 @@ def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures
     _, given_files = night
     go(given_files, 60)
     assert Clock.passed <= 60 * 60
-    said = [line for line in capfd.readouterr().err.splitlines() if ": No time for" in line]
+    said = [line for line in capfd.readouterr().err.splitlines() if "No time for" in line]
     assert said
     for line in said:
-        study, command = line.partition(":")[0], line.split("`")[1]
+        study, command = line.strip("*").partition(":")[0], line.split("`")[1]
         assert shlex.split(command)[:3] == ["plamo-study", "measure", study]
         assert [word for word in shlex.split(command) if word.endswith(".gguf")] == [
             Path(file).name for file in given_files
@@ -212,8 +209,9 @@ def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with
     monkeypatch.setattr(runner, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
     monkeypatch.setattr(runner, "digest", lambda *file: runner.model_fact(*file)["sha256"])
     monkeypatch.setattr(files, "make_models", lambda *_: None)
-    chosen = asked.sweep(files=night[1] if of_files else "")
-    found = collect.collect(study, "live", room["scale"], room["minutes"], asked=chosen)
+    monkeypatch.setattr(live, "ROOM", -(10**12))  # they are not written
+    chosen = sweep(files=night[1] if of_files else "")
+    found = live.collect(study, Request("live", room["scale"], room["minutes"], sweep=chosen))
     assert Clock.passed <= 60 * room["minutes"]
     assert found.source == "live"
     timed = found.rows[(found.rows["workload"] != "gate") & (found.rows["model"] != "") & ~found.rows["anchor"]]
@@ -224,7 +222,7 @@ def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with
 
 
 def rows_or_why(study, minutes, chosen):
-    found = collect.collect(study, "live", "shape", minutes, asked=chosen)
+    found = live.collect(study, Request("live", "shape", minutes, sweep=chosen))
     return (found.rows, "") if len(found.rows) else (None, found.lacks)
 
 
@@ -235,7 +233,7 @@ def rows_or_why(study, minutes, chosen):
 def test_a_file_has_numbers_or_is_named_with_the_command_that_goes_on_however_short_the_time(
     study, minutes, night, monkeypatch, caplog
 ):
-    chosen = asked.sweep(files=night[1])
+    chosen = sweep(files=night[1])
     rows, why = rows_or_why(study, minutes, chosen)
     if rows is None:
         assert "the time was up" in why

@@ -11,18 +11,16 @@ from test_notebooks import shown
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from llama_meter.models import synthetic
-from plamo_study import measurements
-from plamo_study.live import collect
+from plamo_study import live, measurements, runs
 from plamo_study.read.frame import frame
 from plamo_study.read.recording import read
-from plamo_study.run import parameters
 from plamo_study.show import theme
 
 HYBRID, ATTENTION = "plamo-2-1b", "plamo-3-nict-2b"
 PAGES = [
     path.stem
     for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))
-    if "files" in parameters.declared(path) and path.stem != "A-methods"
+    if "files" in runs.declared(path) and path.stem != "A-methods"
 ]
 
 
@@ -80,30 +78,22 @@ def half_of_a_first_study(part):
     return replace(part, rows=rows.head(len(rows) // 2).reset_index(drop=True))
 
 
-def disturbed(part):
-    """Another program computed beside every process."""
-    return replace(part, rows=part.rows.assign(disturbed=True, disturbed_by="load"))
-
-
 def uncounted(part):
-    """A mixture of experts, whose bytes a token are not computed."""
+    """A mixture of experts, whose bytes a token are not computed, beside another program."""
+    part = replace(of_models(HYBRID)(part), source="live")
     names = set(part.rows.fact)
     facts = {
         name: fact | {"uncounted": "a mixture"} if name in names and "shape" in fact else fact
         for name, fact in part.facts.items()
     }
-    return replace(part, facts=facts)
+    return replace(part, facts=facts, rows=part.rows.assign(disturbed=True, disturbed_by="load"))
 
 
 SETS = {
-    "a file whose bytes are not counted": lambda: uncounted,
-    "one file": lambda: of_models(HYBRID),
-    "one attention file": lambda: of_models(ATTENTION),
+    "one disturbed file whose bytes are not counted": lambda: uncounted,
     "two types of a model": lambda: two_types,
-    "two models of a type": lambda: of_models(HYBRID, ATTENTION),
     "no time for a second study": only_the_first_study,
     "no time for a second half": lambda: half_of_a_first_study,
-    "all disturbed": lambda: disturbed,
 }
 
 
@@ -112,7 +102,7 @@ SETS = {
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, monkeypatch):
     change = SETS[changed]()
-    monkeypatch.setattr(collect, "collect", lambda study, *_: change(as_given(study)))
+    monkeypatch.setattr(live, "collect", lambda study, _: change(as_given(study)))
     own = [str(synthetic.make(model, "mini", "Q8_0")) for model in (HYBRID, ATTENTION)]
     room = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4).cells):

@@ -23,9 +23,9 @@ from llama_meter import journal
 from llama_meter.cells import Replicas
 from llama_meter.engine.session import EngineError
 from llama_meter.measure import files, machine, runner, watch
-from llama_meter.measure.asked import sweep
 from llama_meter.measure.plan import Plan, model_file
 from llama_meter.measure.process import work
+from llama_meter.measure.request import sweep
 from llama_meter.measure.worker import Job
 from llama_meter.models import given
 from llama_meter.rows import Conditions, Evidence, Row

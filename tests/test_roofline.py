@@ -12,7 +12,7 @@ from llama_meter.engine import kernels
 from llama_meter.errors import StudyError
 from llama_meter.journal import REFERENCE
 from llama_meter.measure import files, machine, phases as workloads, plan
-from llama_meter.measure.asked import sweep
+from llama_meter.measure.request import sweep
 from llama_meter.stats import Estimate
 from plamo_study.arithmetic import ceilings, roofline
 from plamo_study.arithmetic.ceilings import Here

@@ -21,10 +21,11 @@ from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, plan, process, runner, watch
 from llama_meter.measure.plan import Tasks
+from llama_meter.measure.request import Request
 from llama_meter.models import given, registry, synthetic
 from llama_meter.rows import Conditions, Row, content_id
-from plamo_study.cli import report
-from plamo_study.live import collect
+from plamo_study import live
+from plamo_study.cli.terminal import shown
 from plamo_study.read import frame, recording
 from plamo_study.show import evidence
 
@@ -328,15 +329,14 @@ def test_what_cannot_be_measured_is_said_before_anything_runs(how, why):
 @pytest.mark.parametrize(
     ("why", "asked"),
     [
-        ("source", ("01-phase-asymmetry", "elsewhere", "mini")),
-        ("scale", ("01-phase-asymmetry", "live", "huge")),
-        ("study", ("99-nothing", "live", "mini")),
-        ("no rows", ("01-phase-asymmetry", "recorded", "huge")),
+        ("scale", ("01-phase-asymmetry", Request("live", "huge"))),
+        ("study", ("99-nothing", Request("live", "mini"))),
+        ("no rows", ("01-phase-asymmetry", Request("recorded", "huge"))),
     ],
 )
 def test_what_cannot_be_collected_is_said(why, asked):
     with pytest.raises(StudyError, match=why):
-        collect.collect(*asked)
+        live.collect(*asked)
 
 
 def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_the_call(
@@ -364,7 +364,8 @@ def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_th
     said = []
     monkeypatch.setattr(runner, "work", wrong)
     monkeypatch.setattr(journal.Journal, "append", kept)
-    summary = report.sweep(small_plan(blocks=1), tmp_path / "j.jsonl")
+    with shown("small") as line:
+        summary = live.measure(small_plan(blocks=1), tmp_path / "j.jsonl", line)
     assert order[0] == ("gate", False)
     assert all(told for _, told in order[1:])
     assert "decode off by 0.5" in printed()
@@ -372,7 +373,8 @@ def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_th
     timed = {row.cell.model for row in summary.rows if not row.anchor and row.cell.workload != "gate"}
     assert timed == {ATTENTION}, "nothing is timed with the file, and the others are measured"
     assert (summary.left_out, summary.lacking) == ((), 0)
-    again = report.sweep(small_plan(blocks=1), tmp_path / "j.jsonl")
+    with shown("small") as line:
+        again = live.measure(small_plan(blocks=1), tmp_path / "j.jsonl", line)
     assert again.measured == 0
     assert "decode off by 0.5" in printed()[-2000:], "it is said by every call"
     within = runner.sweep(small_plan(blocks=1), tmp_path / "j.jsonl", minutes=60)

@@ -1,6 +1,5 @@
 """Notebooks are executed for real, kernels really die."""
 
-import errno
 import os
 import shutil
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
-from plamo_study.run import inputs, parameters, runs
+from plamo_study import runs
 from plamo_study.studies.registry import OF_ALL
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -50,36 +49,15 @@ def test_the_kernel_is_this_interpreter_in_the_notebooks_folder_and_gets_values_
     notebook.metadata.kernelspec.name = "kernel-of-another-machine"
     notebook.cells.append(nbformat.v4.new_code_cell("import os, sys; print(sys.executable, os.getcwd())"))
     nbformat.write(notebook, tmp_path / "parameters.ipynb")
-    text = {"scale": "1e5", "replicates": "5", "margin": "1e-2", "live": "true", "batch_sizes": "[1, 16]"}
+    text = {"scale": "1e5", "replicates": "5", "margin": "1e-2", "live": "true", "batch_sizes": [1, 16]}
     result = runs.run(tmp_path / "parameters.ipynb", text, tmp_path / "out")
     said = printed(result.output).splitlines()
     assert said == ["('1e5', 5, 0.01, True, [1, 16])", f"{sys.executable} {tmp_path}"]
 
 
-LATE = """
-import time
-handlers = get_ipython().kernel.shell_handlers
-answer = handlers["kernel_info_request"]
-
-async def late(*request):
-    await answer(*request)
-    time.sleep(0.5)
-
-handlers["kernel_info_request"] = late
-"""  # after its last answer a kernel is still at work for a moment
-
-
-def test_a_kernel_ends_in_order_and_is_not_interrupted_after_its_last_answer(tmp_path, capfd):
-    notebook = nbformat.read(NOTEBOOKS / "plain.ipynb", as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell(LATE))
-    nbformat.write(notebook, tmp_path / "late.ipynb")
-    assert runs.run(tmp_path / "late.ipynb", {}, tmp_path / "out").status == "ok"
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.whole
+@pytest.mark.long
 def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_side(tmp_path):
-    jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "a") for name in ("raises", "parameters")]
+    jobs = [(NOTEBOOKS / f"{name}.ipynb", {}) for name in ("raises", "parameters")]
 
     def together():
         return [result.status for result in runs.side_by_side(jobs, tmp_path, 2)]
@@ -87,51 +65,20 @@ def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_sid
     assert together() == ["failed", "ok"]
     assert together() == ["failed", "unchanged"]
     one = NOTEBOOKS / "parameters.ipynb"
-    assert runs.is_current(one, {}, tmp_path, "a")
-    assert not runs.is_current(one, {}, tmp_path, "b"), "other rows or code"
-    assert not runs.is_current(one, {"scale": "shape"}, tmp_path, "a"), "another parameter"
-    assert not runs.is_current(one, {}, tmp_path, ""), "told to"
+    assert runs.is_current(one, {}, tmp_path)
+    assert not runs.is_current(one, {"scale": "1e5"}, tmp_path), "another parameter"
+    assert runs.run(one, {}, tmp_path, force=True).status == "ok"
     (tmp_path / "parameters.ipynb").write_text("{")
-    assert not runs.is_current(one, {}, tmp_path, "a"), "an output that cannot be read is made anew"
+    assert not runs.is_current(one, {}, tmp_path), "an output that cannot be read is made anew"
 
 
 @pytest.mark.parametrize(
-    ("type_name", "text", "value"),
-    [
-        ("bool", "False", False),
-        ("bool", "yes", True),
-        ("int", "-3", -3),
-        ("float", "1e5", 1e5),
-        ("float", 2, 2.0),
-        ("str", "007", "007"),
-        ("list[int]", "1,2", [1, 2]),
-        ("list[float]", "[1e5, 2]", [1e5, 2.0]),
-        ("dict", "{a: 1}", {"a": 1}),
-        ("Path", "data", "data"),
-    ],
+    ("kind", "text", "value"),
+    [("bool", "true", True), ("int", "-3", -3), ("float", "1e5", 1e5), ("float", 2, 2.0), ("str", "007", "007")],
 )
-def test_text_is_converted_to_the_declared_type(type_name, text, value):
-    converted = parameters.convert("name", text, type_name)
+def test_text_is_converted_to_the_declared_type(kind, text, value):
+    converted = runs._typed("name", text, kind)
     assert (converted, type(converted)) == (value, type(value))
-
-
-@pytest.mark.parametrize(
-    ("type_name", "value"),
-    [
-        ("bool", "maybe"),
-        ("int", "1.5"),
-        ("int", True),
-        ("float", "fast"),
-        ("str", 1),
-        ("list[int]", "[1, two]"),
-        ("list[int]", "[1"),
-        ("dict", "[1]"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(type_name, value):
-    with pytest.raises(StudyError, match="not of type ") as problem:
-        parameters.convert("replicates", value, type_name)
-    assert problem.value.mend == f"give replicates a value of type {type_name}"
 
 
 @pytest.mark.parametrize(
@@ -174,42 +121,35 @@ def test_notebooks_are_found_by_number_name_and_path(tmp_path, monkeypatch):
             runs.find_notebooks(list(map(str, names)))
 
 
-def test_the_digest_of_what_a_notebook_is_made_from_changes_with_its_rows_and_the_engine(tmp_path, monkeypatch):
-    one, data = "01-phase-asymmetry", tmp_path / "data"
-    for name in ("measured/local/01.jsonl", "published/figures.csv", "models.toml"):
+def test_what_a_page_is_made_from_changes_with_its_rows_and_the_engine(tmp_path, monkeypatch):
+    one, data = paths.NOTEBOOKS / "01-phase-asymmetry.ipynb", tmp_path / "data"
+    names = ("measured/local/01.jsonl", "published/figures.csv", "models.toml")
+    for name in names:
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).write_text("first")
+    every = [paths.NOTEBOOKS / f"{name}.ipynb" for name in OF_ALL]
     for name, path in {"ROOT": tmp_path, "DATA": data, "MEASURED": data / "measured"}.items():
         monkeypatch.setattr(paths, name, path)
-    found = [inputs.digest(one)]
-    assert inputs.digest(one) == found[0]
-    for name in ("measured/local/01.jsonl", "published/figures.csv", "models.toml"):
+    found = [runs._made_from(one, {})]
+    assert runs._made_from(one, {}) == found[0]
+    for name in names:
         (data / name).write_text("other")
-        found.append(inputs.digest(one))
+        found.append(runs._made_from(one, {}))
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "elsewhere")
-    found.append(inputs.digest(one))
+    found.append(runs._made_from(one, {}))
     assert len(set(found)) == len(found)
-    of_all = [inputs.digest(name) for name in OF_ALL]
+    of_all = [runs._made_from(path, {}) for path in every]
     (data / "measured/local/06-context.mini.jsonl").write_text("measured")
-    assert inputs.digest(one) == found[-1], "rows of another notebook"
-    assert not set(of_all) & {inputs.digest(name) for name in OF_ALL}
-
-
-def test_notebooks_run_one_after_the_other_where_the_system_has_no_semaphores(tmp_path, monkeypatch):
-    def refused(*_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))  # as with a /dev/shm that is read-only
-
-    monkeypatch.setattr(runs, "ProcessPoolExecutor", refused)
-    jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "") for name in ("plain", "plain")]
-    assert [result.status for result in runs.side_by_side(jobs, tmp_path, 2)] == ["ok", "ok"]
+    assert runs._made_from(one, {}) == found[-1], "rows of another notebook"
+    assert not set(of_all) & {runs._made_from(path, {}) for path in every}
 
 
 def test_an_executed_notebook_that_is_torn_is_no_result(tmp_path, monkeypatch):
     """As a disk that fills up leaves it: papermill thinks that it wrote the file."""
     execute = runs._execute
 
-    def torn(notebook, partial, values):
-        problem = execute(notebook, partial, values)
+    def torn(notebook, partial, *how):
+        problem = execute(notebook, partial, *how)
         os.truncate(partial, partial.stat().st_size // 2)
         return problem
 

@@ -12,11 +12,11 @@ from msgspec.structs import replace as replaced
 from llama_meter.cells import PARTS, SPLIT, Traffic
 from llama_meter.errors import StudyError
 from llama_meter.measure import runner
-from llama_meter.measure.asked import sweep
 from llama_meter.measure.plan import change
+from llama_meter.measure.request import sweep
 from plamo_study import measurements
+from plamo_study.cli import cluster
 from plamo_study.read import recording
-from plamo_study.run import cluster
 from plamo_study.studies.latency import fleets, law, loop, metrics, plan, service, work
 from plamo_study.studies.latency.loop import Load, serve
 from plamo_study.studies.latency.steps import AWAKE_S, CALL, Simulated, fit

@@ -13,11 +13,11 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from llama_meter import paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import asked, plan
+from llama_meter.measure import plan, request
 from llama_meter.models import given, header, registry
+from plamo_study import runs
 from plamo_study.cli import notebooks
-from plamo_study.publish import executed
-from plamo_study.run import parameters
+from plamo_study.publish import pages
 from plamo_study.studies.your_machine import plan as your_machine
 
 
@@ -125,8 +125,8 @@ def executed_notebook(path, minor):
 @pytest.mark.parametrize("minor", [2, 4, 5])
 def test_a_notebook_without_a_kernel_or_with_ids_too_early_is_read(minor, tmp_path):
     path = executed_notebook(tmp_path / "n.ipynb", minor)
-    assert parameters.declared(path) == {"x": "int"}
-    assert len(executed.read(path).cells) == 1
+    assert runs.declared(path) == {"x": "int"}
+    assert len(pages.read(path).cells) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,17 @@ def test_the_page_of_another_day_or_of_other_files_is_kept(files, day, kept, tmp
     made = {"parameters": {"files": files}, "start_time": f"{day}T10:00:00"}
     notebook = nbformat.v4.new_notebook(metadata={"papermill": made})
     nbformat.write(notebook, tmp_path / "your-machine.ipynb")
-    notebooks._keep_page("your-machine", {"files": "a.gguf" if files else ""})
+    assert notebooks.is_new({"files": "a.gguf" if files else ""}) == bool(files and files != "a.gguf")
     left = {path.stem for path in tmp_path.iterdir()}
     assert left == ({name.format(today) for name in kept} or {"your-machine"})
 
 
 def test_a_short_context_is_measured_at_lengths_that_fit_and_others_are_refused_with_some_that_do(tmp_path):
     files = str(derived(tmp_path, "llama.context_length", 256, UINT32))
-    own = asked.sweep(files=files)
+    own = request.sweep(files=files)
     for varied in (own, your_machine.first_round("shape", own)):
         planned = your_machine.your_machine("shape", sweep=varied)
         assert all(map(plan.fits, planned.asked))
         assert any(isinstance(cell, Prefill) and cell.n_prompt == 128 for cell in planned.cells)
     with pytest.raises(StudyError, match="-p n_prompt 64,128"):
-        your_machine.your_machine("shape", sweep=asked.sweep(files=files, n_prompt="512"))
+        your_machine.your_machine("shape", sweep=request.sweep(files=files, n_prompt="512"))

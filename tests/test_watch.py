@@ -23,8 +23,8 @@ from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.models import registry, synthetic
 from llama_meter.rows import Conditions, Evidence, Row, State
-from plamo_study.live import collect, live
 from plamo_study.read import frame
+from plamo_study.read.recording import recorded as recorded_rows
 from plamo_study.show import evidence
 
 SECOND = 10**9
@@ -303,7 +303,7 @@ def test_a_starved_cell_is_measured_again_and_is_a_failure_after_three_attempts(
 
 
 def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_how_much_those_met():
-    recorded = collect.collect("01-phase-asymmetry", "recorded", "shape")
+    recorded = recorded_rows("01-phase-asymmetry", "shape")
     rows, first = recorded.rows, recorded.rows["block"] == 0
     crowded = replace(recorded, rows=rows.assign(disturbed=True, disturbed_by="others", others=0.47))
     assert evidence.of_rows(crowded).data.startswith("**Disturbed: other programs took 47% of the machine")
@@ -321,17 +321,6 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
 
 
 # ---------------------------------------------------------------- what is said of it
-
-
-def test_a_cell_that_was_measured_is_said_with_its_speed_and_its_verdict():
-    for cell, samples, valid, said in (
-        (mini("prefill", n_prompt=4096), [[SECOND, SECOND], [SECOND, 3 * SECOND]], True, "1,365.3 tokens/s, right"),
-        (mini("decode", n_gen=3, n_seq=4), [[SECOND, SECOND, SECOND // 2]], None, "4.0 tokens/s, as its first process"),
-        (mini("decode", n_gen=1), [[SECOND // 8]], False, "8.0 tokens/s, wrong"),
-    ):
-        row = msgspec.structs.replace(made_up(cell, Conditions()), samples_ns=samples, valid=valid)
-        assert live.speed(row).endswith(said), live.speed(row)
-        assert live.speed(msgspec.structs.replace(row, status="hang")) == ""
 
 
 def test_what_runs_in_parallel_takes_no_less_than_each_of_its_parts():

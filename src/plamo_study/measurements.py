@@ -11,13 +11,14 @@ import pandas as pd
 
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
-from llama_meter.measure.asked import NOTHING, Sweep
+from llama_meter.measure.request import SOURCES, Request
 from plamo_study.read import answers as became, frame
-from plamo_study.read.recording import SOURCES, Recording, added, elsewhere, read, recorded, records
+from plamo_study.read.recording import Recording, added, elsewhere, read, recorded, records
 from plamo_study.show.evidence import chip
 from plamo_study.stats.estimates import NS
 from plamo_study.studies import registry
 
+RECORDED = Request()
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "judged", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "depth", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
@@ -39,31 +40,16 @@ SPEEDS = {  # of a kind of work that times one thing: metric, unit, and the fiel
 }
 
 
-def measurements(
-    study: str,
-    source: str = "recorded",
-    scale: str = "shape",
-    minutes: float = 0,
-    device: str = "auto",
-    asked: Sweep = NOTHING,
-) -> pd.DataFrame:
+def measurements(study: str, request: Request = RECORDED) -> pd.DataFrame:
     """The measurements of a study, one line per process and metric.
 
     Parameters
     ----------
     study
         Its name, such as "01-phase-asymmetry", as the `__init__` of a chapter's folder has it.
-    source
-        "recorded": rows of the reference machine, at once. "live": what is missing is measured here first.
-    scale
-        "mini": the embedded models; "shape": files of full size with random weights.
-    minutes
-        Live: the longest time to measure; 0 for as long as the plan needs.
-    device
-        Live: "auto" measures on a GPU where the engine has one, and on its host's CPU beside it, or as `--device` says;
-        "cpu" leaves the GPU alone; "gpu" is an error without one. Recorded rows stay as they are.
-    asked
-        Live: files and values of your own, as `sweep(files=..., n_prompt="128,512", ...)` reads them.
+    request
+        What a notebook's parameters request, `Request.of(globals())`: rows of the reference machine at once, or "live",
+        measured here first. `Request(scale="mini")`: recorded rows of the embedded models.
 
     Returns
     -------
@@ -100,7 +86,7 @@ def measurements(
         Unknown study, source, scale or device, a GPU asked for where there is none, or nothing measured or recorded.
 
     """
-    return tidy(recording(study, source, scale, minutes, device, asked))
+    return tidy(recording(study, request))
 
 
 def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
@@ -157,55 +143,38 @@ def _tidy(part: Recording) -> pd.DataFrame:
 
 
 @cache
-def recording(
-    study: str,
-    source: str = "recorded",
-    scale: str = "shape",
-    minutes: float = 0,
-    device: str = "auto",
-    asked: Sweep = NOTHING,
-) -> Recording:
+def recording(study: str, request: Request = RECORDED) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
-    return parts((study,), source, scale, minutes, device, asked)[0]
+    return parts((study,), request)[0]
 
 
-def parts(
-    studies: tuple[str, ...],
-    source: str = "recorded",
-    scale: str = "shape",
-    minutes: float = 0,
-    device: str = "auto",
-    asked: Sweep = NOTHING,
-) -> tuple[Recording, ...]:
+def parts(studies: Sequence[str], request: Request = RECORDED) -> tuple[Recording, ...]:
     """The recordings of a page's studies. One that there was no time for, or that nobody recorded, has no rows.
 
     Raises StudyError where none of them was measured, and as `measurements`.
     """
-    if source != "live" and asked == NOTHING:
-        recordings = tuple(_if_recorded(study, source, scale, device) for study in studies)
-        return (
-            recordings if any(len(part.rows) for part in recordings) else (recorded(studies[0], source, scale, device),)
-        )
-    from plamo_study.live.collect import collect  # the engine and all that measures come with it
-    from plamo_study.live.conduct import MORE
+    if request.source != "live":
+        recordings = tuple(_if_recorded(study, request.scale) for study in studies)
+        return recordings if any(len(part.rows) for part in recordings) else (recorded(studies[0], request.scale),)
+    from plamo_study.live import MORE, collect  # the engine and all that measures come with it
 
-    recordings = tuple(collect(study, source, scale, minutes, device, asked) for study in studies)
+    recordings = tuple(collect(study, request) for study in studies)
     own = [part for part in recordings if part.source == "live"]  # others are shown as recorded
     if own and not any(len(part.rows) for part in own):
         why = "; ".join(dict.fromkeys(part.lacks for part in own))
-        raise StudyError(" and ".join(studies), f"nothing was measured in {minutes:g} minutes: {why}", MORE)
+        raise StudyError(" and ".join(studies), f"nothing was measured in {request.minutes:g} minutes: {why}", MORE)
     return recordings
 
 
-def _if_recorded(study: str, source: str, scale: str, device: str) -> Recording:
+def _if_recorded(study: str, scale: str) -> Recording:
     try:
-        return recorded(study, source, scale, device)
+        return recorded(study, scale)
     except StudyError as error:
-        return Recording(frame.frame([], {}), {}, study, scale, source, lacks=error.why)
+        return Recording(frame.frame([], {}), {}, study, scale, "recorded", lacks=error.why)
 
 
-def answers(*study: Any) -> pd.DataFrame:
-    """The answers of a study's servers, right and wrong ones, one line a request; `study`: as for `measurements`.
+def answers(study: str, request: Request = RECORDED) -> pd.DataFrame:
+    """The answers of a study's servers, right and wrong ones, one line a request.
 
     `prompt` numbers the distinct prompts of one length. `answer`: "as alone", the one that the same prompt gets alone,
     as far as it came; "near-tie": it parts from that one where the two likeliest tokens are within 0.25 nats
@@ -214,16 +183,13 @@ def answers(*study: Any) -> pd.DataFrame:
     there in nats (-1: unknown). `begun`: a token came. `reached`: a server was there; `failure`: what went wrong.
     `key`: the server that was asked.
     """
-    part = recording(*study)
+    part = recording(study, request)
     return became.by_request(part.rows)
 
 
-def files(*study: Any) -> dict[str, dict[str, Any]]:
-    """The files of a study by model and type, as the column `file` names them, each with its facts as for `models`.
-
-    `study`: the arguments of `measurements`.
-    """
-    part = recording(*study)
+def files(study: str, request: Request = RECORDED) -> dict[str, dict[str, Any]]:
+    """The files of a study by model and type, as the column `file` names them, each with its facts."""
+    part = recording(study, request)
     lines = part.rows[part.rows["model"] != ""].drop_duplicates("fact")
     return {f"{line.model} {line.dtype}": part.facts[line.fact] for line in lines.itertuples()}
 

@@ -14,7 +14,7 @@ from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, 
 from llama_meter.errors import StudyError
 from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
-from llama_meter.measure.asked import Sweep
+from llama_meter.measure.request import Sweep
 from llama_meter.models import given, recipes, registry
 from llama_meter.models.file_types import FILE_TYPES
 

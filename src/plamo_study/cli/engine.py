@@ -7,8 +7,7 @@ import typer
 from llama_meter.engine import builds as engines
 from llama_meter.limits import defect
 from llama_meter.serve import server
-from plamo_study.cli import report
-from plamo_study.cli.terminal import Terminal, grid
+from plamo_study.cli.terminal import Terminal, bar, console, grid, short
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 
@@ -21,27 +20,24 @@ def build(
 ) -> None:
     """Compile a build: the locked sources with patches, whose other libraries are the installed ones, or a release."""
     if name == server.BINARY:
-        with report.building(name) as on_step:
+        with bar(name) as on_step:
             binary = server.build(on_step)
-        report.console.print(f"{name} is built: {report.short(binary)}")
+        console.print(f"{name} is built: {short(binary)}")
         return
     for engine in engines.named([name], here=False):
-        with report.building(engine) as on_step:
+        with bar(engine) as on_step:
             path, made = engines.build(engine, on_step)
-        said, use = "built" if made else "is here already", f"; use it with --engine {engine} or --beside {engine}"
-        uses = "" if "program" in engines.definition(engine) else use
-        report.console.print(f"{engine} {said}: {report.short(path)}{uses}")
+        uses = (
+            "" if "program" in engines.definition(engine) else f"; use it with --engine {engine} or --beside {engine}"
+        )
+        console.print(f"{engine} {'built' if made else 'is here already'}: {short(path)}{uses}")
 
 
 @app.command("list")
 def list_engines() -> None:
-    """List every build that can be made, whether it exists here, what it corrects, and what it answered."""
-    from plamo_study.studies.builds import law as history  # frames take seconds to load
-
-    answered = history.known()
-    entries = [entry.__dict__ | {"answered": answered.get(entry.name, "")} for entry in engines.entries()]
-    shown = grid("engine", "here", "corrects", "what it answered", "what it is")
-    for entry in entries:
-        corrects = ", ".join(defect(code) for code in entry["corrects"]) or "nothing"
-        shown.add_row(entry["name"], entry["here"], corrects, entry["answered"] or "not asked", entry["description"])
+    """List every build that can be made, whether it exists here, and what it corrects."""
+    shown = grid("engine", "here", "corrects", "what it is")
+    for entry in engines.entries():
+        corrects = ", ".join(defect(code) for code in entry.corrects) or "nothing"
+        shown.add_row(entry.name, entry.here, corrects, entry.description)
     Terminal().print(shown)

@@ -2,54 +2,104 @@
 
 # Modules that load Jupyter or SciPy are imported by the commands that need them: the others start a second sooner.
 
+import json as jsonlib
+import math
+import os
 import sys
 from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from llama_meter import journal, paths
 from llama_meter.engine import builds as engines
 from llama_meter.errors import StudyError
-from llama_meter.measure.asked import NOTHING, sweep
-from plamo_study.cli import (
-    engine as cli_engine,
-    models as cli_models,
-    probe as cli_probe,
-    publishing as cli_publishing,
-    report,
-)
-from plamo_study.cli.guard import guarded
-from plamo_study.cli.options import (
-    LIMIT,
-    Device,
-    Engine,
-    Files,
-    Force,
-    Minutes,
-    Repair,
-    Scale,
-    finite,
-    may_repair,
-    use_device,
-    use_engine,
-)
-from plamo_study.run import cluster, parameters
-from plamo_study.studies import registry as studies
-from plamo_study.studies.your_machine import at_hand
+from llama_meter.measure.request import NOTHING, Request, sweep
+from llama_meter.models.given import REPAIR
+from plamo_study import live
+from plamo_study.cli import cluster, engine as cli_engine, models as cli_models
+from plamo_study.cli.terminal import Terminal, alone, console, guarded, short, shown
+from plamo_study.studies import registry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
-app.command("probe")(cli_probe.probe)
-app.command("publish")(cli_publishing.publish)
 
-MINUTES = 5.0  # for measuring all studies at mini
+MINUTES, MINUTES_AT_MINI = 6.0, 5.0  # for measuring a machine's page, and all studies at mini
+DAY_S = 86_400.0
+LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
+
+
+def finite(value: float | None) -> float | None:
+    """The value, if it is finite; an option's range accepts NaN."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a number of minutes, seconds or requests")
+    return value
+
+
+Engine = Annotated[
+    str | None, typer.Option(help="a build of `plamo-study engine list`, or a folder with llama.cpp's shared libraries")
+]
+Device = Annotated[
+    str,
+    typer.Option(help="cpu, gpu, or auto: on a GPU where the engine has one, and on its host's CPU beside it"),
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Option("--file", metavar="GGUF", help="measure this file instead of the study's models; may be repeated"),
+]
+Repair = Annotated[
+    bool,
+    typer.Option("--repair", help="where only a repaired copy of a file can be measured, make one in data/models"),
+]
+
+
+class Format(StrEnum):
+    """What a notebook becomes."""
+
+    html = "html"
+    markdown = "markdown"
 
 
 def main() -> None:
     """Run the command line."""
-    guarded(lambda: app(report.joined_parameters(sys.argv[1:])))
+    guarded(lambda: app(joined_parameters(sys.argv[1:])))
+
+
+def joined_parameters(arguments: list[str]) -> list[str]:
+    """Write papermill's `-p NAME VALUE` as the single word that a repeatable option needs: `-p NAME=VALUE`."""
+    joined, rest = [], iter(arguments)
+    for word in rest:
+        joined.append(word)
+        if word == "-p":
+            name = next(rest, "")
+            joined.append(name if "=" in name else f"{name}={next(rest, '')}")
+    return joined
+
+
+def _values(
+    parameter: list[str] | None, file: list[str] | None, repair: bool, engine: str | None, **options: object
+) -> dict[str, str]:
+    """What options and `-p` say, as parameters of a notebook; the engine, and that files may be repaired, are settings.
+
+    Raises StudyError for a build that is not here.
+    """
+    if engine is not None:
+        os.environ["LLAMA_CPP_LIB_PATH"] = str(engines.resolve(engine))
+    if repair:
+        os.environ[REPAIR] = "1"
+    values = {name: str(value) for name, value in options.items() if value is not None}
+    if file:
+        values["files"] = msgspec.json.encode(file).decode()
+    for text in parameter or []:
+        name, _, value = text.partition("=")
+        if not name.isidentifier():
+            raise StudyError(f"-p {text}", "is not NAME VALUE", "plamo-study run -p source recorded")
+        values[name] = value
+    return values
 
 
 @app.command()
@@ -63,8 +113,8 @@ def study(
         typer.Option(
             min=0,
             callback=finite,
-            help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {at_hand.MINUTES:g}, or with a "
-            f"scale {MINUTES:g} at mini, else what the plans take",
+            help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {MINUTES:g}, or with a scale "
+            f"{MINUTES_AT_MINI:g} at mini, else what the plans take",
         ),
     ] = None,
     engine: Engine = None,
@@ -75,17 +125,12 @@ def study(
     """Describe this machine with your files, or with the study's models of full size, and publish every page."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
-    use_engine(engine)
-    use_device(device)
-    may_repair(repair)
     if file and scale:
         raise StudyError("--file", "has the size it has", "omit --scale")
-    if scale is None:
-        raise typer.Exit(cli_notebooks.at_hand(minutes, file or []))
-    usual = MINUTES if scale == "mini" else 0.0
-    within = usual if minutes is None else minutes
-    asked = cli_notebooks.Asked([], "live", scale, {}, within, published=True)
-    raise typer.Exit(cli_notebooks.execute(asked))
+    if minutes is None:
+        minutes = MINUTES if scale is None else MINUTES_AT_MINI if scale == "mini" else 0.0
+    values = _values(None, file, repair, engine, scale=scale, minutes=minutes, device=device)
+    raise typer.Exit(cli_notebooks.every_page(values) if scale else cli_notebooks.at_hand(values))
 
 
 @app.command()
@@ -109,39 +154,23 @@ def run(
     device: Device = "auto",
     file: Files = None,
     repair: Repair = False,
-    force: Force = False,
+    force: Annotated[bool, typer.Option("--force", help="execute notebooks again even if nothing changed")] = False,
 ) -> None:
-    """Measure what is missing, then execute notebooks with papermill into reports/."""
+    """Execute notebooks with papermill into reports/; live ones measure what is missing."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
-    may_repair(repair)
-    use_engine(engine)
-    values = dict(report.name_and_value(text) for text in parameter or [])
-    if file:
-        values["files"] = _one_of("files", msgspec.json.encode(file).decode(), values) or ""
-    use_device(_one_of("device", None if device == "auto" else device, values) or "auto")
-    source = values.pop("source", "live")
-    scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
-    text = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
-    within = float(cli_notebooks.parameters.convert("minutes", text, "float"))
-    parameters.typed(minutes=within)
-    asked = cli_notebooks.Asked(notebooks or [], source, scale, values, within, force=force)
-    raise typer.Exit(cli_notebooks.execute(asked))
-
-
-def _one_of(name: str, option: str | None, values: dict[str, str]) -> str | None:
-    """An option, or the notebook parameter of the same name, which is removed from `values`: both mean the same."""
-    given = values.pop(name, None)
-    if option is not None and given is not None and option != given:
-        raise StudyError(f"-p {name} {given}", f"--{name} {option} says something else", "give one of the two")
-    return option if given is None else given
+    values = _values(parameter, file, repair, engine, scale=scale, minutes=minutes, device=device)
+    raise typer.Exit(cli_notebooks.run(notebooks or [], values, force))
 
 
 @app.command()
 def measure(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="study, e.g. 01-phase-asymmetry")],
-    scale: Scale = "mini",
-    minutes: Minutes = 0,
+    scale: Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")] = "mini",
+    minutes: Annotated[
+        float,
+        typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; 0: what the plan takes"),
+    ] = 0,
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
     retry_failed: Annotated[bool, typer.Option(help="repeat rows that crashed, hung or were killed")] = False,
     engine: Engine = None,
@@ -162,27 +191,71 @@ def measure(
     ] = None,
 ) -> None:
     """Measure a study without its notebook; completed cells are skipped."""
-    use_engine(engine)
-    use_device(device)
-    may_repair(repair)
-    values = dict(report.name_and_value(text) for text in parameter or [])
-    asked = sweep(**values, **({"files": file} if file else {}))
-    if asked != NOTHING and not studies.varies(name):
+    varied = sweep(**_values(parameter, file, repair, engine))
+    device = Request.of({"device": device}).device
+    if varied != NOTHING and not registry.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
-    builds = [engines.resolve(build) for build in engines.named(beside or [])]
-    with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
-        summary = report.measure(
-            name,
-            scale,
-            report.place(reference),
-            asked,
-            announces=not scheduler,
-            retry_failed=retry_failed,
-            beside=builds,
-            minutes=minutes,
-            elsewhere=elsewhere,
-        )
+    others = [engines.resolve(build) for build in engines.named(beside or [])]
+    planned = live.build(name, scale, device, varied)
+    path = journal.journal_path(name, planned.scale, journal.REFERENCE if reference else journal.LOCAL)
+    with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere, shown(name) as line:
+        how = {"retry_failed": retry_failed, "beside": others, "elsewhere": elsewhere}
+        summary = live.measure(planned, path, line, varied, minutes, **how)
+    console.print(f"{len(summary.rows)} rows, {len(summary.failed)} failed or wrong ({short(path)})")
+    if summary.lacking:
+        console.print(f"{live.lacking(summary)}; {live.MORE}", style="red", soft_wrap=True)
     raise typer.Exit(0 if summary.well else 1)
+
+
+@app.command()
+def publish(
+    notebooks: Annotated[
+        list[Path] | None, typer.Argument(help="executed notebooks, whoever executed them; none: all in reports/")
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="html: an offline page each; markdown: a folder each, with its figures"),
+    ] = Format.html,
+    out: Annotated[
+        Path | None, typer.Option(help="folder to write into; default: reports/ for pages, here for articles")
+    ] = None,
+    author: Annotated[str, typer.Option(help="your name, for the page and its citation")] = "",
+) -> None:
+    """Make offline HTML pages or Markdown articles of executed notebooks; nothing is executed or measured."""
+    from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
+
+    into = out or (paths.REPORTS if form is Format.html else Path())
+    of_reports = paths.REPORTS.is_dir() and (not notebooks or into.resolve() == paths.REPORTS)
+    with alone(paths.REPORTS) if of_reports else nullcontext():
+        cli_notebooks.publish(notebooks, form.value, into, " ".join(author.split()))
+
+
+@app.command()
+def probe(
+    url: Annotated[str, typer.Argument(help="URL of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
+    model: Annotated[str, typer.Option(help="model name on the server; by default the only one that it lists")] = "",
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="tokens of your usual prompt")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2, max=100_000, help="tokens of its answer")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="concurrent requests")] = 2,
+    rate: Annotated[
+        float, typer.Option(min=0, max=1000, callback=finite, help="requests per second instead; 0: keep `concurrency`")
+    ] = 0.0,
+    seconds: Annotated[float, typer.Option(min=1, max=DAY_S, callback=finite, help="approximate limit")] = 120.0,
+    json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
+) -> None:
+    """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
+    from llama_meter.serve import probe as probing
+    from llama_meter.serve.client import Target
+    from llama_meter.serve.phase import Setting
+
+    target = Target(probing.address(url), model, key=os.environ.get(probing.KEY, ""))
+    usual = Setting(concurrency, prompt_tokens, output_tokens, rate)
+    console.print(f"{target.url}: {probing.cost(usual)}, about {seconds:.0f} s")
+    probed = probing.probe(target, usual, seconds, console.print)
+    if json:
+        typer.echo(jsonlib.dumps(msgspec.to_builtins(probed)))  # NaN stays NaN
+    else:
+        Terminal().print(probing.text(probed), soft_wrap=True)
 
 
 if __name__ == "__main__":

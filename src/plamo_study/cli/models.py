@@ -1,30 +1,39 @@
-"""The commands on model files: list, fetch, check, quantize."""
-
-# Modules that load the hub's client are imported by the command that needs them: the others start a second sooner.
+"""The commands on model files: list, fetch, check, quantize. Tables go to stdout, notes to stderr."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from llama_meter import paths
 from llama_meter.disk import check_out
 from llama_meter.measure import checking, quantizing
-from llama_meter.models import (
-    header,
-    recipes,
-    repair as repairs,
-)
+from llama_meter.models import header, recipes, registry, repair as repairs
 from llama_meter.models.finding import blocking
-from plamo_study.cli import report, report_models
-from plamo_study.cli.options import Replace
+from plamo_study.cli.terminal import BYTES, Terminal, bar, console, grid, short
 
+STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
+Replace = Annotated[bool, typer.Option("--force", help="replace an existing file")]
 app = typer.Typer(no_args_is_help=True, help="Model files: list, fetch, check and quantize them.")
 
 
 @app.command("list")
 def list_models() -> None:
     """List every known model and scale: parameters, files here, assumptions."""
-    report_models.models()
+    specs = registry.load().values()
+    shown = grid("model", "scale", "parameters", "file here", "MB")
+    for spec in specs:
+        start = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M")
+        here = [
+            (path.name, f"{path.stat().st_size / 1e6:,.1f}")
+            for path in sorted(paths.MODELS.glob(f"{spec.name}.{spec.scale}.*.gguf"))
+        ]
+        for name, size in here or [("nothing", "")]:
+            shown.add_row(*start, name, size)
+    Terminal().print(shown)
+    for name, said in {spec.name: " ".join(spec.assumptions) for spec in specs if spec.assumptions}.items():
+        Terminal().print(f"assumed of {name}: {said}", soft_wrap=True)
 
 
 @app.command()
@@ -35,7 +44,7 @@ def fetch(
     sha256: Annotated[str, typer.Option(metavar="HEX", help="expected SHA-256, 64 hex digits")] = "",
 ) -> None:
     """Download one file of a repository and print its path and hash; an interrupted download goes on."""
-    from llama_meter.models import fetch as hub
+    from llama_meter.models import fetch as hub  # loads the hub's client, and the others start a second sooner
 
     path, found = hub.fetch(repository, name, revision, sha256)
     typer.echo(f"{path}  {found}")
@@ -54,10 +63,14 @@ def check(
     if repair is not None:
         check_out(repair, force)
         for change in repairs.repair(file, repair, rope_theta):
-            report.console.print(change, markup=False)
+            console.print(change, markup=False)
         file = repair
     findings = checking.check(file)
-    report_models.findings(file, findings)
+    table = grid("severity", "code", "evidence", "mend", title=Text(short(file)))
+    for finding in findings:
+        severity = Text(finding.severity, style=STYLES[finding.severity])
+        table.add_row(severity, finding.code, Text(finding.evidence), Text(finding.mend))
+    Terminal().print(table if findings else Text(f"{short(file)}: nothing found"))
     raise typer.Exit(1 if blocking(findings) else 0)
 
 
@@ -78,6 +91,6 @@ def quantize(
     header.check_path(source)
     target = recipes.default_out(source, chosen) if out is None else out
     check_out(target, force)
-    with report.bytes_progress() as progress:
-        quantizing.quantize(source, target, chosen, progress(target.name))
-    report_models.written(target)
+    with bar("writing", BYTES) as update:
+        quantizing.quantize(source, target, chosen, lambda done, total: update(target.name, done, total))
+    console.print(f"{short(target)}: {target.stat().st_size / 1e6:,.1f} MB", soft_wrap=True)

@@ -1,288 +1,192 @@
-"""Notebooks from the command line: measure what they need, execute them, publish their pages."""
+"""Notebooks from the command line: execute them, live ones in the order of need, and publish their pages."""
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
+from rich.text import Text
 
-from llama_meter import journal, paths
-from llama_meter.cells import Gate
-from llama_meter.errors import StudyError
-from llama_meter.measure import machine, runner
-from llama_meter.measure.asked import NOTHING, Sweep, sweep
-from llama_meter.measure.plan import Plan
-from llama_meter.models import given as files_given
-from plamo_study.cli import publishing, report
-from plamo_study.cli.guard import alone
-from plamo_study.live import budget, conduct
-from plamo_study.run import inputs, parameters, runs
-from plamo_study.run.parameters import VARIED
-from plamo_study.studies import registry as studies
-from plamo_study.studies.two_files.plan import is_pair
-from plamo_study.studies.your_machine import at_hand as core
-from plamo_study.studies.your_machine.plan import first_round
+from llama_meter import paths
+from llama_meter.measure import machine
+from llama_meter.measure.request import Request
+from llama_meter.models import given
+from plamo_study import live, runs
+from plamo_study.cli.terminal import alone, console, short, shown
+from plamo_study.studies import registry
 
+SCALE = "shape"  # of a machine's page
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
+LEAST = {"mini": 1.0, "shape": 5.0}  # minutes of a study, below which it says nothing
+RECORDED = {"source": "recorded"}
+HOME = registry.HOME.notebook
+Values = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Notebooks by name (none: all) and how to run them; without a scale, each runs at its own.
+def run(names: Sequence[str], values: Values, force: bool = False) -> int:
+    """Execute notebooks (none: all, or those that take files of yours) with parameters; the exit code.
 
-    `values` are parameters. `minutes`: for measuring, 0 without a limit. `force`: also if nothing changed.
-    `published`: write the pages too.
+    Their source is live, at mini, unless `values` say otherwise. Live ones share the minutes. Raises StudyError, before
+    anything is measured, for wrong parameters and while another run is active.
     """
-
-    notebooks: list[str]
-    source: str
-    scale: str | None
-    values: dict[str, str]
-    minutes: float = 0.0
-    force: bool = False
-    published: bool = False
-    of_page: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further values, by notebook
-
-    @property
-    def of_own_files(self) -> bool:
-        """Whether a user's files decide which notebooks run."""
-        return bool(self.values.get("files")) and not self.notebooks
-
-
-def execute(asked: Asked) -> int:
-    """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
-
-    Raises StudyError, before anything is measured, for invalid arguments and while another run is active.
-    """
-    values = {"source": asked.source} | ({"scale": asked.scale} if asked.scale else {}) | asked.values
-    parameters.typed(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
-    for path, assigned in parameters.assign(_in_order(asked), values).items():
-        if path.stem in studies.NOTEBOOKS:
-            parameters.typed(**assigned)
-        _asked(path, values)
+    values = {"source": "live"} | dict(values)
+    if values["source"] == "live":
+        values.setdefault("scale", "mini")
+    if values.get("device") == "auto":
+        del values["device"]
+    request = Request.of(values)
+    notebooks = chosen(names, request)
+    assigned = runs.assign(notebooks, values)
     with alone(paths.REPORTS):
-        return _execute(asked, values)
+        if request.source != "live":
+            return _ended(runs.side_by_side([*assigned.items()], paths.REPORTS, _at_once(), force))
+        minutes, results = shares(notebooks, request), []
+        if request.minutes:
+            console.print(live.until(request.minutes))
+        for path in notebooks:
+            if path in minutes:
+                results.append(_live(path, assigned[path] | {"minutes": minutes[path]}, force))
+            else:
+                console.print(f"{path.stem} is left out: there was no time for it", style="red")
+        return max(_ended(results), int(len(results) < len(notebooks)))
 
 
-def at_hand(minutes: float | None, files: list[str]) -> int:
-    """Measure this machine with these files or the study's models, and publish its page and all others; exit code.
+def every_page(values: Values) -> int:
+    """Measure what every notebook shows and publish all; the exit code.
 
-    A machine without rows gets its page as soon as the first round is measured, and anew at the end.
-
-    Raises StudyError when the disk is too full, or a file cannot be written or must not be measured.
+    Where there is no time, and for pages that speak of full size where models of 5 MB fit in a cache, the recorded rows
+    are shown.
     """
+    request = Request.of({"source": "live"} | dict(values))
+    notebooks = chosen([], request)
+    cached = registry.OF_FULL_SIZE if request.scale == "mini" else ()
+    minutes = shares([path for path in notebooks if path.stem not in cached], request)
     with alone(paths.REPORTS):
-        limit, scale = core.MINUTES if minutes is None else minutes, core.SCALE
-        every = sweep(files=files)
-        first = first_round(scale, every)
-        planned = conduct.build(core.NOTEBOOK, scale, asked=every)
-        sizes, new = core.missing([planned]), not core.measured(conduct.build(core.NOTEBOOK, scale, asked=first))
-        if new:
-            _say_how_long(planned, sizes, limit)
-        rounds = [first, every] if new else [every]
-        code = 0
-        for varied in rounds:
-            summary = report.measure(core.NOTEBOOK, scale, journal.LOCAL, minutes=limit, asked=varied)
-            own = {"source": "live", "minutes": limit, "scale": scale} | varied.texts()
-            own |= {"files": msgspec.json.encode(files).decode()} if files else {}
-            names = [core.NOTEBOOK] if varied is first else []
-            asked = Asked(names, "recorded", None, {}, published=True, of_page={core.NOTEBOOK: own})
-            with _measured_here([core.NOTEBOOK]):
-                code = _execute(asked, {"source": "recorded"}) or int(not summary.well)
-            page = paths.REPORTS / f"{core.NOTEBOOK}.html"
-            if varied is first and page.exists():
-                said = f"{report.short(page)} is the first page: measuring goes on, and it is written anew at the end"
-                report.console.print(said, style="bold", soft_wrap=True)
-        return code
+        results = []
+        for path in notebooks:
+            if path in minutes:
+                results.append(_live(path, {"source": "live"} | dict(values) | {"minutes": minutes[path]}))
+                if results[-1].output and len(results) == 1:
+                    publish()
+        code = _ended(results)
+        done = {result.notebook for result in results if result.output}
+        return max(code, _recorded([path for path in notebooks if path not in done]))
 
 
-def _asked(path: Path, values: Mapping[str, Any]) -> Sweep:
-    """Files and values that a notebook's parameters ask for. Raises StudyError for those that make no sense."""
-    declared = parameters.declared(path)
-    return sweep(**{name: values[name] for name in VARIED if name in values and declared.get(name) == "str"})
+def at_hand(values: Values) -> int:
+    """Measure this machine with your files or the study's models, and publish its page and all others; the exit code.
 
-
-def _in_order(asked: Asked) -> list[Path]:
-    """In the order of need, the page of a machine first, and those that show the rows of all others last.
-
-    For files of a user's own and no names: those that take such files, all in the order of need.
+    A machine without a page of these files gets one as soon as a first round is measured, and anew at the end.
     """
-    notebooks = sorted(runs.find_notebooks(asked.notebooks), key=lambda path: budget.place(path.stem))
-    if not asked.of_own_files:
-        return sorted(notebooks, key=lambda path: path.stem in studies.OF_ALL)
-    paired = is_pair(sweep(files=asked.values["files"]))
-    own = (path for path in notebooks if "files" in parameters.declared(path))
-    return [path for path in own if paired or path.stem != studies.OF_PAIRS]
+    every = {"source": "live", "scale": SCALE} | dict(values)
+    request = Request.of(every)
+    first = registry.function(registry.HOME.first)(request.scale, request.sweep)
+    notebooks = chosen([], Request())
+    page = next(path for path in notebooks if path.stem == HOME)
+    with alone(paths.REPORTS):
+        rounds, code = [every | first.texts(), every] if is_new(every) else [every], 0
+        for own in rounds:
+            result = _live(page, own)
+            code = _ended([result])
+            if result.is_new:
+                publish()
+            if result.output and own is not every:
+                where = short(paths.REPORTS / f"{HOME}.html")
+                console.print(f"{where} is the first page: measuring goes on, and it is written anew at the end")
+        return max(code, _recorded([path for path in notebooks if path != page]))
 
 
-def _execute(asked: Asked, values: dict[str, str]) -> int:
-    """Execute the first notebook at once, so that a page is there early, and the others together at the end.
+def chosen(names: Sequence[str], request: Request) -> list[Path]:
+    """The notebooks in the order of need, those that show the rows of all others last.
 
-    What is unchanged is neither measured nor executed, unless forced.
+    For files of a user's own and no names those that take such files.
     """
-    notebooks, is_live, scale = _in_order(asked), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
-    if asked.of_own_files and studies.OF_PAIRS not in {path.stem for path in notebooks}:
-        report.console.print(f"{studies.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
-    device = os.environ.get(conduct.DEVICE, "auto")  # the same for every notebook, and on their pages
-    given, sweeps = dict[Path, dict[str, Any]](), dict[str, Sweep]()
-    for path in notebooks:
-        declared = parameters.declared(path)
-        own: dict[str, Any] = values | (as_recorded(path.stem, scale) if asked.published else {})
-        own |= {"device": device} if device != "auto" and "device" in declared else {}
-        own = {name: value for name, value in own.items() if name in declared} if asked.published else own
-        given[path] = own | dict(asked.of_page.get(path.stem, {}))
-        sweeps[path.stem] = _asked(path, given[path])
-    needs = budget.of_notebooks(scale, asked.minutes, sweeps) if is_live else {}
-    n_studies = sum(map(len, needs.values()))
-    for path in notebooks:
-        if is_live and "minutes" in parameters.declared(path) and path.stem not in asked.of_page:
-            given[path]["minutes"] = repr(asked.minutes * len(needs[path.stem]) / max(n_studies, 1))
-    old = {path for path in notebooks if runs.is_current(path, given[path], paths.REPORTS, inputs.digest(path.stem))}
-    todo = [path for path in notebooks if path not in old or asked.force]
-    every = [(study, at, sweeps[path.stem]) for path in todo for study, at in needs.get(path.stem, [])]
-    time, steps = Time(60 * asked.minutes, len(every)), report.Steps(len(every) + len(notebooks))
-    report.beforehand(list(_plans(every)), asked.minutes)
-    failed, results, left, here = False, list[runs.RunResult](), [], list[str]()
-    for notebook in notebooks:
-        own, varied, studied = given[notebook], sweeps[notebook.stem], needs.get(notebook.stem, [])
-        well = True
-        if notebook in todo:
-            ends = [_measure(need, asked, steps, time, varied, len(every) == 1) for need in studied]
-            here += [study for study, _ in budget.of_notebook(notebook.stem, scale, varied)] if is_live else []
-            if is_live and not studied and budget.of_notebook(notebook.stem, scale, varied):
-                ends = ["no time"]
-                if not asked.published:
-                    report.console.print(f"{notebook.stem} is left out: there was no time for it", style="red")
-                    failed = True
-                    continue
-            if asked.published and set(ends) == {"no time"}:
-                report.console.print(f"{notebook.stem} shows the recorded rows: there was no time for its own")
-                own = {"source": "recorded"}
-            well = not set(ends) & ({"failed"} if asked.published else {"failed", "in part", "no time"})
-            failed |= not well
-        known = well and not (asked.force and notebook in todo)  # else the next call reports this too
-        if notebook is notebooks[0]:
-            steps.begin(f"notebook {notebook.stem}")
-            report.console.print(f"running {notebook.name}")
-            page_digest = inputs.digest(notebook.stem) if known else ""
-            if not runs.is_current(notebook, own, paths.REPORTS, page_digest):
-                _keep_page(notebook.stem, own)
-            with _measured_here(here):
-                results.append(runs.run(notebook, own, paths.REPORTS, page_digest))
-            if asked.published and results[0].is_new and len(notebooks) > 1:
-                publishing.write()
-        else:
-            left.append((notebook, own, known))
-    jobs = [(path, own, inputs.digest(path.stem) if known else "") for path, own, known in left]  # all is measured
-    with _measured_here(here):
-        for result in runs.side_by_side(jobs, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
-            steps.begin(f"notebook {result.notebook.stem}")
-            results.append(result)
-    changed = any(result.is_new for result in results) or not (paths.REPORTS / "index.html").exists()
-    if asked.published and changed and any(result.output for result in results):
-        publishing.write()
-    return 1 if report.summary(results) or failed else 0
+    need = [*registry.NOTEBOOKS, ""]
+    order = {path: need.index(registry.notebook_of(path.stem)) for path in runs.find_notebooks(names)}
+    notebooks = sorted(order, key=lambda path: (path.stem in registry.OF_ALL, order[path]))
+    if names or not (files := request.sweep.files):
+        return notebooks
+    pair = len(files) > 1 and len({model for model, _, _ in files}) == 1
+    if not pair:
+        console.print(f"{registry.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
+    own = [path for path in notebooks if "files" in runs.declared(path)]
+    return [path for path in own if pair or path.stem != registry.OF_PAIRS]
 
 
-def _keep_page(name: str, values: Mapping[str, Any]) -> None:
-    """Before this machine's page is written anew: keep that of another day or other files, NAME-FILE-DATE."""
-    page = paths.REPORTS / f"{name}.ipynb"
-    if name != core.NOTEBOOK or not (made := runs.made(page)):
-        return
+def shares(notebooks: Sequence[Path], request: Request) -> dict[Path, float]:
+    """The minutes of each notebook that there is time for, equal ones for each of its studies; 0: no limit.
+
+    The first always has its own.
+    """
+    sizes = {path: len(registry.of_notebook(path.stem, request.scale, request.sweep.files)) for path in notebooks}
+    fitting: dict[Path, int] = {}
+    for path, size in sizes.items():
+        n = sum(fitting.values())
+        if not (request.minutes and n and size) or (n + size) * LEAST[request.scale] <= request.minutes:
+            fitting[path] = size
+    return {path: request.minutes * size / max(sum(fitting.values()), 1) for path, size in fitting.items()}
+
+
+def is_new(values: Values) -> bool:
+    """Whether there is no page of these files yet. That of another day or other files is kept, as NAME-FILE-DATE."""
+    page = paths.REPORTS / f"{HOME}.ipynb"
+    if not (made := runs.made(page)):
+        return True
     files, day = made
-    if (files, day) != (str(values.get("files", "")), f"{datetime.now(UTC):%Y-%m-%d}"):
-        of = Path(next(iter(files_given.split(files)), Path("models"))).stem if files else "models"
-        places = (page.with_stem(f"{name}-{of[:40]}-{day}{n}") for n in ("", *(f"-{n}" for n in range(2, 100))))
+    same = files == str(values.get("files", ""))
+    if not same or day != f"{datetime.now(UTC):%Y-%m-%d}":
+        of = Path(next(iter(given.split(files)), Path("models"))).stem if files else "models"
+        places = (page.with_stem(f"{HOME}-{of[:40]}-{day}{n}") for n in ("", *(f"-{n}" for n in range(2, 100))))
         kept = page.rename(next(place for place in places if not place.exists()))
-        report.console.print(f"kept as {report.short(kept)}: the page of {day}", soft_wrap=True)
+        console.print(f"kept as {short(kept)}: the page of {day}", soft_wrap=True)
+    return not same
 
 
-@contextmanager
-def _measured_here(studied: list[str]) -> Iterator[None]:
-    """Let the kernels that start meanwhile measure nothing of these studies: it was done."""
-    before = os.environ.get(conduct.MEASURED, "")
-    os.environ[conduct.MEASURED] = " ".join([before, *studied])
-    try:
-        yield
-    finally:
-        os.environ[conduct.MEASURED] = before
+def publish(
+    notebooks: Sequence[Path] | None = None, form: str = "html", into: Path | None = None, author: str = ""
+) -> None:
+    """Write the pages or articles of these notebooks, else of all that `run` completed, and print what was written.
 
-
-class Time:
-    """The seconds of several studies, shared equally: one that ends early leaves its rest to those after it."""
-
-    def __init__(self, seconds: float, n_studies: int):
-        """No limit for 0 `seconds`."""
-        self.seconds, self.n_studies = seconds, n_studies
-
-    @property
-    def minutes(self) -> float:
-        """Of the next study; 0: no limit."""
-        return self.seconds / self.n_studies / 60
-
-    def spend(self, seconds: float) -> None:
-        """The next study has taken so many seconds, of which what is beyond its share went to files."""
-        self.seconds -= min(seconds, 60 * self.minutes)
-        self.n_studies -= 1
-
-
-def _plans(asked: Iterable[tuple[str, str, Sweep]]) -> Iterator[Plan]:
-    """The plans that are about to be measured; what has none says so when its turn comes."""
-    for study, scale, chosen in asked:
-        with suppress(StudyError):
-            yield conduct.build(study, scale, asked=_varied(study, chosen))
-
-
-def _varied(study: str, asked: Sweep) -> Sweep:
-    """What a user asked, of a study that takes it."""
-    return asked if studies.varies(study) else NOTHING
-
-
-def _measure(
-    need: tuple[str, str], asked: Asked, steps: report.Steps, time: Time, varied: Sweep, is_all: bool = False
-) -> Literal["well", "in part", "no time", "failed"]:
-    """Measure one study at its scale within its share of the time, and return how that ended.
-
-    "in part": a file was measured, and the finding lacks rows.
-
-    What keeps it from being measured is said, and the next study goes on; StudyError where it `is_all` that was asked.
+    They go into reports/ unless a folder is named.
     """
-    study, scale = need
-    steps.begin(f"measuring {study}")
-    began, spent_s = monotonic(), 0.0
-    try:
-        varied = _varied(study, varied)
-        summary = report.measure(study, scale, journal.LOCAL, minutes=time.minutes, asked=varied)
-        spent_s = runner.spent_s(summary.rows, runner.at_once)
-    except StudyError as error:
-        if is_all:
-            raise
-        report.console.print(str(error), style="red", soft_wrap=True)
-        return "failed"
-    finally:
-        time.spend(max(monotonic() - began, spent_s))
-    if summary.well or summary.unexpected or summary.unseen:
-        return "well" if summary.well else "failed"
-    if studies.STUDIES[study].whole:
-        return "no time"
-    return "in part" if any(row.cell.files and not isinstance(row.cell, Gate) for row in summary.rows) else "no time"
+    from plamo_study.publish import pages  # 0.9 s of nbconvert, which `run` does without
+
+    completed = [path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb")]
+    completed.sort(key=lambda path: (path.stem != HOME, path.name))  # what was measured here comes first
+    index = None if notebooks else True
+    for path in pages.publish(notebooks or completed, into or paths.REPORTS, form, author, index):
+        console.print(f"published {short(path)}")
 
 
-def as_recorded(notebook: str, scale: str) -> dict[str, str]:
-    """Parameters of a published page on speed, which shows full-size files: embedded models of 5 MB fit in a cache."""
-    of_cache = scale == "mini" and notebook in studies.OF_FULL_SIZE
-    return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
+def _live(path: Path, values: Values, force: bool = False) -> runs.RunResult:
+    """Execute a notebook that measures; a page that was made from the same rows before is left as it is."""
+    own = {name: value for name, value in values.items() if name in runs.declared(path)}
+    with shown(path.stem) as line:
+        return runs.run(path, own, paths.REPORTS, force, line.tell)
 
 
-def _say_how_long(planned: Plan, sizes: dict[str, int], limit: float) -> None:
-    """Print at once how long measuring takes at most, and what is written before it."""
-    files = f"{sum(sizes.values()) / 1e9:.1f} GB of files with random weights are written first. " if sizes else ""
-    most = f"Measuring takes {limit:g} minutes at most" if limit else f"{len(planned.cells)} cells are measured"
-    report.console.print(
-        f"{files}{most}. Leave this machine alone meanwhile: what else computes is in the numbers.", soft_wrap=True
-    )
+def _recorded(notebooks: Sequence[Path]) -> int:
+    """Execute notebooks on recorded rows and publish every page, unless nothing changed; the exit code."""
+    results = list(runs.side_by_side([(path, RECORDED) for path in notebooks], paths.REPORTS, _at_once()))
+    code = _ended(results)
+    if any(result.is_new for result in results) or not (paths.REPORTS / "index.html").exists():
+        publish()
+    return code
+
+
+def _at_once() -> int:
+    return machine.at_once(1, NOTEBOOK_BYTES)
+
+
+def _ended(results: Iterable[runs.RunResult]) -> int:
+    """Print the outcome of each notebook; 1 if any failed."""
+    code = 0
+    for result in results:
+        well = result.status in ("ok", "unchanged")
+        code = max(code, int(not well))
+        where = (
+            short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
+        )
+        said = Text.assemble((result.status, "green" if well else "red"), f" {result.notebook.name}: {where}")
+        console.print(said, soft_wrap=True)
+    return code

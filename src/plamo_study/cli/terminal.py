@@ -1,35 +1,33 @@
-"""Output of the command line: consoles and JSON that show control characters instead of interpreting them.
+"""What every command runs in and prints with: messages instead of tracebacks, one run at a time, progress, tables.
 
-File names, messages of servers and engines, rows of other machines: text from any source reaches a terminal here.
-What an output cannot encode is escaped.
+File names, messages of servers and engines, rows of other machines: text from any source reaches a terminal here, with
+control characters shown. Messages go to stderr, tables to stdout.
 """
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from llama_meter.disk import plain
+from llama_meter import children, paths
+from llama_meter.disk import lock, plain
+from llama_meter.errors import MENDABLE, StudyError, mendable
+from plamo_study.live import Line
 
+LOCK = ".running"
+MOST_BYTES = 1000  # of a lock's text about its holder
+LOG_EVERY_S = 10.0  # between two lines of progress where no terminal replaces them
 KEPT = "\n\t\xa0\u3000\r"  # rich passes a carriage return only where this program ends a line with it
-
-
-def prepare() -> None:
-    """Make the standard streams usable: none closed, and no text that one of them cannot encode is an error."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:  # closed: the next file or pipe would take its number
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
 
 
 class Terminal(Console):
@@ -38,14 +36,13 @@ class Terminal(Console):
     def __init__(self, stderr: bool = False):
         super().__init__(stderr=stderr, markup=False, highlight=False)
 
-    def render_str(self, text: str, **given: Any) -> Text:
-        """A text as printed, so that column widths fit."""
-        return super().render_str(plain(text), **given)
-
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The printed segments, with control characters shown."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text, KEPT))
+
+
+console = Terminal(stderr=True)
 
 
 def grid(*headings: str, title: str | Text = "") -> Table:
@@ -54,3 +51,96 @@ def grid(*headings: str, title: str | Text = "") -> Table:
     for heading in headings:
         made.add_column(heading, overflow="fold")
     return made
+
+
+def guarded(command: Callable[[], object]) -> None:
+    """Run a command line; what a user can mend becomes one message and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # no text that one of them cannot encode is an error
+    children.keep_python_safe()
+    try:
+        command()
+    except MENDABLE as error:
+        study_error = mendable(error)
+        if study_error is None:
+            raise
+        console.print(str(study_error), style="red", soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder` while the block runs. The system releases it when this process ends, however it ends.
+
+    Raises StudyError, naming the process that holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            lock(file)
+        except BlockingIOError:
+            who = os.read(file, MOST_BYTES).decode(errors="replace") or "process unknown"
+            raise StudyError("another run is at work", who, "wait until it ends, or end it with `kill`") from None
+        os.ftruncate(file, 0)
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
+        yield
+    finally:
+        os.close(file)
+
+
+class Shown(Line):
+    """The line of a study on the terminal, or of a notebook that measures, beside a spinner; in a log now and then."""
+
+    def __init__(self, study: str, status: Status):
+        super().__init__(study)
+        self.status, self.last, self.printed = status, "", time.monotonic()
+
+    def show(self, text: str) -> None:
+        """Show a line in place of the last one."""
+        self.last = text.replace("*", "").replace("  \n", " ")
+        self.status.update(Text(self.last))
+        if not console.is_terminal and time.monotonic() - self.printed > LOG_EVERY_S:
+            self.printed = time.monotonic()
+            console.print(self.last, soft_wrap=True)
+
+    def fail(self, text: str, name: str = "") -> None:
+        """Print what is wrong; it stays."""
+        console.print(f"{self.study}: {text}", style="red", soft_wrap=True)
+
+    def tell(self, text: str, stays: bool) -> None:
+        """Show what a notebook says while it measures."""
+        (self.fail if stays else self.show)(text)
+
+
+@contextmanager
+def shown(study: str) -> Iterator[Shown]:
+    """A line about a study or notebook while it is measured, of which the last one stays."""
+    with console.status(study) as status:
+        line = Shown(study, status)
+        yield line
+    if line.last:
+        console.print(line.last, soft_wrap=True)
+
+
+@contextmanager
+def bar(what: str, *columns: object) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar: call it with what is done now, how much of it, and of how much (0: unknown)."""
+    shape = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeElapsedColumn())
+    with Progress(*shape, console=console) as made:  # type: ignore[arg-type] # columns of rich
+        task = made.add_task(what, total=None)
+
+        def update(now: str, done: int, total: int) -> None:
+            made.update(task, description=f"{what}: {now}", completed=done, total=total or None)
+
+        yield update
+
+
+BYTES = DownloadColumn()
+
+
+def short(path: Path) -> str:
+    """A path relative to the project if it is inside."""
+    return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)

@@ -4,10 +4,10 @@ A page is complete in itself: its pictures are inside, and its content security 
 request, so markup in the name of a row does nothing. Nothing is executed here.
 """
 
-import hashlib
+import base64
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from bs4 import BeautifulSoup
 from nbconvert import HTMLExporter, MarkdownExporter
 from traitlets.config import Config
 
+from llama_meter import paths
 from llama_meter.disk import growing
 from llama_meter.errors import StudyError
-from plamo_study.publish import executed
+from plamo_study import runs
+from plamo_study.show import theme
 from plamo_study.show.tables import escaped
 
 HERE = Path(__file__).parent
@@ -33,11 +35,13 @@ INTRODUCTION = (
 )
 FIRST = ("your-machine", "04-right-answers")  # of the index: what to run, and whether its answers are right
 SOURCES = ("src", "srcset", "poster", "background")
-SIGNED = re.compile(r"\n<!-- published by plamo-study (\w{64}) -->\n$")
-FIGURE = re.compile(r"\]\((figures/[^()\s]+)\)")
+SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
+WORDED = re.compile(r"application/(json$|vnd\.jupyter\.)")  # text beside these says what they hold
+HOMES = re.compile(rf"(?:/home|/Users)/[^/\s\"'<>&]+|{re.escape(str(Path.home()))}(?=/)")
+SHOW_ELSE = "show it there as PNG, SVG, a table or text"
 JAPANESE = re.compile("[\u3041-\u30ff]")
 SETTINGS = Config(
-    NbConvertBase={"display_data_priority": executed.SHOWN},
+    NbConvertBase={"display_data_priority": SHOWN},
     TagRemovePreprocessor={
         "enabled": True,
         "remove_cell_tags": {"hide-cell"},
@@ -55,10 +59,10 @@ def publish(
     `index`: also write the index of the pages and the glossary; by default where there are several pages.
 
     Raises StudyError, before anything is written, for a notebook that is missing, did not run to its end, has no title
-    or shows what no page can, and where a file lies that `publish` did not write or that was edited since.
+    or shows what no page can.
     """
     names = _names(sources)
-    notebooks = [executed.read(source) for source in sources]
+    notebooks = [read(source) for source in sources]
     index = form == "html" and (len(sources) > 1 if index is None else index)
     if form == "html":
         places = {name: f"{quote(name)}.html" for name in (*names, *([GLOSSARY.stem] if index else []))}
@@ -69,8 +73,8 @@ def publish(
     entries: dict[str, str] = {}
     for notebook, source in zip(notebooks, sources, strict=True):
         _link(notebook, places)
-        about = shared | {"whose": executed.whose(notebook)}
-        with executed.drawing(source.name):
+        about = shared | {"whose": whose_rows(notebook)}
+        with drawing(source.name):
             page, title, finding, picture = _page(notebook, source, about)
             article = {} if form == "html" else _article(notebook, source, about)
         whose = f" *{escaped(str(about['whose']))}*" if about["whose"] else ""
@@ -86,13 +90,80 @@ def publish(
         for name, text in (("index", listed), (GLOSSARY.stem, GLOSSARY.read_text(encoding="utf-8"))):
             made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
             files[out_dir / f"{name}.html"] = _page(made, Path(f"{name}.ipynb"), shared)[0]
-    for path in files:
-        _check_ours(path)
     with ExitStack() as stack:  # left last in, first out: the index appears after all the pages it names
         for path, content in reversed(files.items()) if index else files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(growing(path)).write_bytes(content)
     return [path for path in files if path.suffix in (".html", ".md")]
+
+
+def read(source: Path) -> nbformat.NotebookNode:
+    """Return a notebook whose cells all ended well, without home folders; StudyError for any other file."""
+    stem = source.stem.removesuffix(".partial")
+    of_study = (paths.NOTEBOOKS / f"{stem}.ipynb").exists() or not source.is_file()
+    mend = f"plamo-study run {stem}" if of_study else f"jupyter nbconvert --to notebook --execute --inplace '{source}'"
+    if not source.is_file():
+        raise StudyError(str(source), "no such notebook", mend)
+    try:
+        notebook = nbformat.read(source, as_version=4)
+        notebook.nbformat_minor = max(notebook.nbformat_minor, 5)  # cells may have ids that an older format forbids
+        _, notebook = nbformat.validator.normalize(notebook)
+        nbformat.validate(notebook)
+    except Exception as problem:  # nbformat and JSON each raise their own kind here
+        why = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise StudyError(str(source), f"not a readable notebook ({why})", mend) from problem
+    notebook.cells = [cell for cell in notebook.cells if runs.MARKED not in cell.metadata.get("tags", ())]
+    if gaps := runs.unfinished(notebook):
+        raise StudyError(str(source), f"cell {gaps[0]} was not executed to its end ({len(gaps)} were not)", mend)
+    for number, cell in enumerate(notebook.cells):
+        cell.source = HOMES.sub("~", cell.source)
+        with drawing(f"{source.name}, cell {number}"):
+            for output in cell.get("outputs", ()):
+                _prepare(output, f"{source.name}, cell {number}")
+    return notebook
+
+
+@contextmanager
+def drawing(where: str) -> Iterator[None]:
+    """Let whatever the makers of pictures and pages raise be a StudyError of this place."""
+    try:
+        yield
+    except StudyError:
+        raise
+    except Exception as problem:  # nbconvert and base64 each raise their own kind
+        why = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise StudyError(where, f"cannot be shown on a page ({why})", SHOW_ELSE) from problem
+
+
+def _prepare(output: nbformat.NotebookNode, where: str) -> None:
+    """Take home folders out of texts; StudyError for what no page can show."""
+    if "text" in output:
+        output.text = HOMES.sub("~", output.text)
+    data = output.get("data", {})
+    rich = [kind for kind in data if kind not in SHOWN]
+    told = "text/plain" in data and all(map(WORDED.match, rich))
+    if rich and not told and not set(SHOWN[:-1]) & set(data):
+        raise StudyError(where, f"shows {rich[0]}, which a page cannot", SHOW_ELSE)
+    for kind in data:
+        if kind.startswith("text/"):
+            data[kind] = HOMES.sub("~", data[kind])
+        elif kind in ("image/png", "image/jpeg"):
+            base64.b64decode(data[kind].replace("\n", ""), validate=True)
+
+
+def whose_rows(notebook: nbformat.NotebookNode) -> str:
+    """Whose rows a notebook shows, from the metadata of its outputs; "" where it does not say."""
+    kinds = [
+        of for cell in notebook.cells for out in cell.get("outputs", ()) for of in out.get("metadata", {}).values()
+    ]
+    said = [of[theme.ROWS_KEY] for of in kinds if isinstance(of, dict) and theme.ROWS_KEY in of]
+    live = any(entry.get("source") == "live" for entry in said)
+    of_source = [entry for entry in said if (entry.get("source") == "live") == live]
+    days = sorted(str(day) for entry in of_source for day in entry.get("days", ()))
+    parts = [str(entry.get(name, "")) for name in ("machine", "device", "engine") for entry in of_source]
+    parts += [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
+    begin = "Measured by the publisher" if live else "Reference rows"
+    return " · ".join([begin, *dict.fromkeys(filter(None, parts))]) if said else ""
 
 
 def _names(sources: Sequence[Path]) -> list[str]:
@@ -142,7 +213,7 @@ def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any
             tree.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "table"})
         )
     said = main.select_one(":is(p, li):has(strong):not(blockquote *)") or main.select_one("p:not(blockquote *)")
-    return _signed(f"{tree}\n"), title, f"{said.get_text(' ', strip=True) if said else ''}", main.select_one("img")
+    return f"{tree}\n".encode(), title, f"{said.get_text(' ', strip=True) if said else ''}", main.select_one("img")
 
 
 def _check_offline(main: Any, name: str) -> None:
@@ -154,7 +225,7 @@ def _check_offline(main: Any, name: str) -> None:
         )
         if bad is not None or address:
             what = f"holds <{bad.name}>" if bad is not None else f"needs {address}"
-            raise StudyError(f"{name}, cell {number}", f"{what}, which a page cannot", executed.SHOW_ELSE)
+            raise StudyError(f"{name}, cell {number}", f"{what}, which a page cannot", SHOW_ELSE)
 
 
 def _article(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any]) -> dict[str, bytes]:
@@ -169,31 +240,4 @@ def _article(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, 
         "page": about,
     }
     text, made = exporter.from_notebook_node(notebook, resources)
-    return {f"{source.stem}.md": _signed(text.strip() + "\n", made["outputs"]), **made["outputs"]}
-
-
-def _signed(text: str, figures: Mapping[str, bytes] | None = None) -> bytes:
-    """A text that says at its end what `publish` wrote, with its figures."""
-    return f"{text}\n<!-- published by plamo-study {_digest(text, figures or {})} -->\n".encode()
-
-
-def _digest(text: str, figures: Mapping[str, bytes]) -> str:
-    return hashlib.sha256(b"".join([text.encode(), *(figures[name] for name in sorted(figures))])).hexdigest()
-
-
-def _check_ours(path: Path) -> None:
-    """Raise StudyError where a text, with its figures, or a figure without one, is not as `publish` left it."""
-    if not path.is_file():
-        return
-    folder = path.parents[1]  # of a figure, for which its text vouches
-    if not (_is_ours(path) if path.suffix in (".html", ".md") else (folder / f"{folder.name}.md").is_file()):
-        raise StudyError(str(path), "is not as publish left it, and is not replaced", "move it, or use --out")
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a text and the figures that it names bear the signature of `_signed`."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    named = FIGURE.findall(text) if path.suffix == ".md" else []
-    figures = {name: there.read_bytes() for name in named if (there := path.parent / unquote(name)).is_file()}
-    signed = SIGNED.search(text)
-    return signed is not None and _digest(text[: signed.start()], figures) == signed[1]
+    return {f"{source.stem}.md": f"{text.strip()}\n".encode(), **made["outputs"]}

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CUDA = "cuda"  # the build of `engine build` that is the released engine with this backend
-SOURCES = ("recorded", "live")
 ONE_MACHINE_S = ("your-machine",)  # studies whose recorded rows only their own page shows
-DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 File = tuple[str, str, tuple[str, ...], bool]  # its hash, the engine's commit, what that corrects, whether on a GPU
 
 
@@ -40,18 +38,6 @@ class Recording:
     lacks: str = ""
 
 
-def check_source(source: str) -> None:
-    """Raise StudyError for an unknown source of rows."""
-    if source not in SOURCES:
-        raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
-
-
-def check_device(device: str) -> None:
-    """StudyError for an unknown device."""
-    if device not in DEVICES:
-        raise StudyError(f"device {device!r}", f"known: {', '.join(DEVICES)}", "--device auto")
-
-
 def records(study: str, source: str, scale: str) -> list[Record]:
     """The rows and facts of a study, as they were recorded or measured here."""
     return journal.read(journal_path(study, scale, LOCAL if source == "live" else REFERENCE))
@@ -68,15 +54,13 @@ def read(study: str, source: str, scale: str, device: str = "auto") -> Recording
     return of_rows(rows, known, study, source, scale) if rows else None
 
 
-def recorded(study: str, source: str, scale: str, device: str) -> Recording:
+def recorded(study: str, scale: str) -> Recording:
     """The tracked rows of a study, at the scale at which a notebook of `scale` shows it.
 
-    Raises StudyError for an unknown source or device, and where nothing is recorded.
+    Raises StudyError where nothing is recorded.
     """
-    check_source(source)
-    check_device(device)
     at = registry.shown_at(study, scale)
-    if (recording := read(study, source, at)) is None:
+    if (recording := read(study, "recorded", at)) is None:
         path = journal_path(study, at, REFERENCE)
         raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
     return recording

@@ -1,14 +1,15 @@
 """Every chapter and study, found in the folders beside this module."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from llama_meter.cells import File
 from llama_meter.errors import StudyError
 from plamo_study import studies
 from plamo_study.studies.chapter import HISTORY, Chapter
@@ -34,7 +35,8 @@ def _chapter(package: str) -> Chapter:
     chapter: Chapter = import_module(package).CHAPTER
     near = {name: study for name, study in chapter.studies.items() if study.where.count(".") == 1}
     inside = {name: replace(study, where=f"{package}.{study.where}") for name, study in near.items()}
-    return replace(chapter, studies=dict(chapter.studies) | inside)
+    first = f"{package}.{chapter.first}" if chapter.first else ""
+    return replace(chapter, studies=dict(chapter.studies) | inside, first=first)
 
 
 @cache
@@ -52,6 +54,7 @@ STUDIES = {name: study for chapter in CHAPTERS for name, study in chapter.studie
 OF_ALL = [chapter.notebook for chapter in CHAPTERS if chapter.of_all]
 OF_PAIRS = next(chapter.notebook for chapter in CHAPTERS if chapter.of_pairs)
 OF_FULL_SIZE = [chapter.notebook for chapter in CHAPTERS if chapter.of_full_size]
+HOME = next(chapter for chapter in CHAPTERS if chapter.first)  # the page of a machine
 RANDOM_WEIGHTS = "shape"
 
 
@@ -63,17 +66,24 @@ def plan(study: str) -> "Callable[..., Plan]":
     where = STUDIES[study].where
     if where == HISTORY:
         raise StudyError("this study", f"is history: {HISTORY} measured it", "choose another")
+    return function(where)
+
+
+def function(where: str) -> "Callable[..., Any]":
+    """A function by its whole name."""
     module, _, name = where.rpartition(".")
-    planner: Callable[..., Plan] = getattr(import_module(module), name)
-    return planner
+    return getattr(import_module(module), name)  # type: ignore[no-any-return] # whatever bears this name
 
 
-def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
-    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
+def of_notebook(name: str, scale: str, files: Sequence[File] = ()) -> list[tuple[str, str]]:
+    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`.
+
+    `name`: the notebook's, or that of one of its studies. For `files` of a user's own only studies that take some.
+    """
     return [
         (own, shown_at(own, scale))
         for own in STUDIES
-        if notebook_of(own) == notebook_of(name) and not STUDIES[own].aside
+        if notebook_of(own) == notebook_of(name) and not STUDIES[own].aside and (varies(own) or not files)
     ]
 
 

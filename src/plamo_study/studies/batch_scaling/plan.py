@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from llama_meter.cells import Cell, Decode
 from llama_meter.measure import machine
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     BLOCKS,
     DEPTH,
@@ -22,6 +21,7 @@ from llama_meter.measure.plan import (
     threads_of,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared

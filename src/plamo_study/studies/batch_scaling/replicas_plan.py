@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from llama_meter.cells import Cell, MatMul, Replicas
 from llama_meter.measure import machine
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     Plan,
     change,
@@ -19,6 +18,7 @@ from llama_meter.measure.plan import (
     threads_of,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models import given, registry
 
 TOTALS, PROCESSES = (8, 4), (1, 8, 2, 4)  # sequences shared out; the last are few enough for private weights

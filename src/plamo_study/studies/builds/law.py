@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.read.recording import SOURCES, Recording, read
+from plamo_study.read.recording import Recording, read
 from plamo_study.studies.builds.plan import SHARED, STUDY
 from plamo_study.studies.right_answers.architectures import short
 
@@ -53,23 +53,11 @@ def safe(answers: pd.DataFrame) -> bool:
     return set(of.question) == set(SHARED) and not of.answer.isin([*BAD, UNKNOWN]).any()
 
 
-def known() -> dict[str, str]:
-    """What is known of each build that was asked on this machine or the reference's, in a line: for `engine list`."""
-    questions = pd.concat([asked(read(STUDY, source, "mini")) for source in SOURCES])
-    lines = {}
-    for build, of in questions.drop_duplicates(COLUMNS[:4], keep="last").groupby("build"):
-        oracle = of[of.question.eq(ORACLE)].drop_duplicates("architecture")
-        hybrids = [group for _, group in of[of.question.isin(SHARED)].groupby("architecture")]
-        right = f"{oracle.answer.eq('right').sum()} of {len(oracle)} PLaMo right"
-        lines[str(build)] = f"{right}, {sum(map(safe, hybrids))} of {len(hybrids)} architectures shared safely"
-    return lines
-
-
 def may_share(architecture: str, build: str) -> bool | None:
     """Whether users may share a server of this architecture and build, by the recorded answers; None: not asked.
 
     `build`: a release's number, or the name of a build.
     """
-    answers = asked(read(STUDY, SOURCES[0], "mini"))
+    answers = asked(read(STUDY, "recorded", "mini"))
     own = answers[(answers.architecture == architecture) & (answers.build == build)]
     return safe(own) if len(own[own.question.isin(SHARED)]) else None

@@ -10,8 +10,8 @@ from typing import Any
 from llama_meter.cells import FEW, WALK, WHOLE_WINDOW, Cell, Decode, Depth, File, Gate, Naive
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, plan, texts
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import MATCHED, MODELS, Plan, files_of, on_file, scale_of
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models import registry
 
 DEEPEST = {"mini": 8192, "shape": 16384}

@@ -9,7 +9,6 @@ from pathlib import Path
 from llama_meter.cells import PARTS, SPLIT, Arrival, Cell, File, Fleet, Shipment, Traffic
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path, stored
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     MODELS,
     Plan,
@@ -22,6 +21,7 @@ from llama_meter.measure.plan import (
     threads_of,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models import given, registry
 from llama_meter.models.registry import GIVEN
 

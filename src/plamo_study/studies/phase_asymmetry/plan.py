@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from llama_meter.cells import Cell, Prefill
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     DEPTH,
     Plan,
@@ -17,6 +16,7 @@ from llama_meter.measure.plan import (
     thread_counts,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 
 PROMPTS, LONG, ANSWER = (128, 512, 2048), 512, 512  # tokens read; read three times up to LONG; and written
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from llama_meter.cells import Cell, Decode, MatMul, Quality
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, texts
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     BLOCKS,
     DEPTH,
@@ -22,6 +21,7 @@ from llama_meter.measure.plan import (
     types,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 
 QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # types measured at mini: a minute when live
 KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from llama_meter.cells import Answers, Cell, Decode, Isolation, Replay
 from llama_meter.errors import StudyError
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import MODELS, TIME_LIMIT_S, Plan, change, with_gates
+from llama_meter.measure.request import NOTHING, Sweep
 
 Calls = list[list[tuple[int, int]]]
 SEEDS_APART = 1_000_000  # a drawn cell's seed: that of its grid times this, plus its number

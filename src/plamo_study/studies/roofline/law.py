@@ -25,7 +25,7 @@ from plamo_study.arithmetic import ceilings, roofline
 from plamo_study.arithmetic.roofline import Ceilings, Model
 from plamo_study.read import frame, recording
 from plamo_study.read.frame import STOCK, device_name, main_rows, usable
-from plamo_study.read.recording import ONE_MACHINE_S, check_device, check_source
+from plamo_study.read.recording import ONE_MACHINE_S
 from plamo_study.stats.estimates import NS
 from plamo_study.studies.roofline.operators import CLASSES
 
@@ -225,11 +225,9 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
 
     A recording for each journal and machine; the released engine has one name, also with CUDA. `device`: which of the
     rows measured or added here, as for `of_device`.
-    StudyError for an unknown source, scale or device, or where there are none.
+    StudyError for an unknown scale, or where there are none.
     """
-    check_source(source)
     check_scale(scale)
-    check_device(device)
     tracked = _recordings((REFERENCE, OTHERS), scale)
     studies = [study for study in tracked if study[0] not in ONE_MACHINE_S]
     studies += _recordings((LOCAL,), scale, device) if source == "live" else []

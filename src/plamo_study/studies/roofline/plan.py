@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from llama_meter.cells import Cell, MatMul, Prefill, Trace
 from llama_meter.measure import machine
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     BLOCKS,
     DEPTH,
@@ -28,6 +27,7 @@ from llama_meter.measure.plan import (
     thread_counts,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 
 PROMPTS = {"mini": (512, 4, 32), "shape": (512, 2, 16, 4, 8, 32, 64)}
 SEQUENCES = {"mini": (1, 8), "shape": (1, 4, 16)}

@@ -9,7 +9,6 @@ from itertools import product
 
 from llama_meter.cells import Cell, File, Serving
 from llama_meter.errors import StudyError
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     MODELS,
     Plan,
@@ -22,6 +21,7 @@ from llama_meter.measure.plan import (
     scale_of,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.serve import server
 from llama_meter.serve.objectives import SHORT, SLOTS
 

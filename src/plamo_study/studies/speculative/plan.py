@@ -11,7 +11,6 @@ from dataclasses import replace
 from llama_meter.cells import File, Speculate
 from llama_meter.errors import StudyError
 from llama_meter.measure import texts
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     MODELS,
     Plan,
@@ -24,6 +23,7 @@ from llama_meter.measure.plan import (
     threads_of,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models import registry
 
 HYBRID, ATTENTION = MODELS

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from llama_meter.cells import Cell, Prefill
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import Plan, change, check_scale, files_of, on_file, scale_of, with_gates
+from llama_meter.measure.request import NOTHING, Sweep
 
 WHOLE = 64  # tokens of the longer prompt
 

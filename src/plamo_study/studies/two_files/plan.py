@@ -9,7 +9,6 @@ from dataclasses import replace
 from llama_meter.cells import File, Handover, Relay
 from llama_meter.errors import StudyError
 from llama_meter.measure import texts
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     MODELS,
     Plan,
@@ -22,6 +21,7 @@ from llama_meter.measure.plan import (
     threads_of,
     with_gates,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models.registry import GIVEN
 
 WORKLOAD = "plamo_study.studies.two_files.work"

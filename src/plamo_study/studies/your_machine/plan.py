@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from llama_meter.cells import Cell, Decode, File, Prefill
-from llama_meter.measure.asked import NOTHING, Sweep
 from llama_meter.measure.plan import (
     DEPTH,
     DTYPE,
@@ -21,6 +20,7 @@ from llama_meter.measure.plan import (
     scale_of,
     thread_counts,
 )
+from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models import registry
 
 N_PROMPT, N_GEN = (512, 128, 2048), (16,)  # tokens read and written, in order of need

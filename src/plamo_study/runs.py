@@ -4,23 +4,19 @@ The output is written to `NAME.partial.ipynb` and is renamed to `NAME.ipynb` whe
 is not enough: after a dead kernel it marks every cell completed, and `sys.exit(0)` skips the rest and counts
 as success. `unfinished` looks at execution counts, replies and error outputs too. A failure is a result, and the
 next one runs.
-
-Nothing here depends on what the notebooks measure.
 """
 
-import asyncio
+import ast
 import hashlib
 import json
 import logging
 import os
-import queue
-import signal
-import threading
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,22 +28,26 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
+from papermill import inspection, iorw
+from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from traitlets import default
 
 from llama_meter import paths
-from llama_meter.disk import growing, parsed
+from llama_meter.disk import growing
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, StudyError, of_system
-from plamo_study.run import parameters
+from llama_meter.journal import LOCAL, REFERENCE
+from plamo_study.studies.registry import OF_ALL
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
 MARKED = "papermill-error-cell-tag"  # of the cells by which papermill marks an error
 ADDED = {"injected-parameters", MARKED}  # tags of papermill's own cells
-ANSWERS_S, ENDS_S = 2.0, 5.0  # in which an idle kernel answers, and ends when asked to
-SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
+KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.jsonl.gz", "*.csv", "*.lock")  # of files that decide a page
+TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}  # of parameters
 Status = Literal["ok", "unchanged", "gate failed", "not measured", "failed", "dead_kernel", "incomplete"]
 GOES_ON: dict[str, Status] = {FAILED_GATE: "gate failed", NOT_MEASURED: "not measured"}  # by an error's name
+Tell = Callable[[str, bool], None]  # a line of a notebook that measures, and whether it stays: the others are replaced
 
 
 @dataclass(frozen=True)
@@ -86,59 +86,43 @@ class ThisPython(AsyncKernelManager):
     def _encrypted_where_possible(self) -> str:
         return "auto" if zmq.has("curve") else "disabled"
 
-    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
-        """Ask an idle kernel to end, and leave it time; end others as jupyter_client does.
 
-        That interrupts first. A kernel that is not quite done with its last answer logs the interrupt as an error.
-        """
-        if not now and await self.is_alive() and await self._is_idle():
-            await self.request_shutdown(restart=restart)
-            until = time.monotonic() + ENDS_S
-            while await self.is_alive() and time.monotonic() < until:
-                await asyncio.sleep(ENDS_S / 60)
-        await super().shutdown_kernel(now=now, restart=restart)
+class Client(PapermillNotebookClient):
+    """Passes on each line that a notebook replaces by the next, and each error that it goes on after."""
 
-    async def _is_idle(self) -> bool:
-        """Whether the kernel answers soon."""
-        client = self.client()
-        client.start_channels(iopub=False, stdin=False, hb=False, control=False)
-        try:
-            client.kernel_info()
-            await client.get_shell_msg(timeout=ANSWERS_S)
-        except queue.Empty:
-            return False
-        finally:
-            client.stop_channels()
-        return True
+    def __init__(self, nb_man: NotebookExecutionManager, tell: Tell, **how: Any):
+        super().__init__(nb_man, **how)
+        self.tell = tell
+
+    def process_message(self, msg: dict[str, Any], *where: Any) -> Any:
+        """Process a message of the kernel."""
+        content = msg["content"]
+        if content.get("transient", {}).get("display_id") and "text/markdown" in content["data"]:
+            self.tell(content["data"]["text/markdown"], False)
+        elif content.get("ename") in GOES_ON:
+            self.tell(content["evalue"], True)
+        return super().process_message(msg, *where)
 
 
-class SavesSeldom(NBClientEngine):
-    """Papermill's engine with fewer saves: saving before and after every cell takes as long as many a notebook.
-    The notebook is saved at the end; if this process is killed, the last save remains.
-
-    Papermill's own options do not serve: `autosave_cell_every` adds saves within a cell to those around it, and without
-    `request_save_on_cell_execute` a dead kernel leaves no notebook that says how far it came.
-    """
+class Engine(NBClientEngine):
+    """Papermill's engine, saving once, at the end: before and after every cell it takes as long as many a notebook."""
 
     @classmethod
-    def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **how: Any) -> None:
-        """Execute a notebook; the start or end of a cell saves it if the last save was SAVED_EVERY_S ago."""
-        save, saved = nb_man.save, time.monotonic()
-
-        def seldom(**given: Any) -> None:
-            nonlocal saved
-            if time.monotonic() - saved >= SAVED_EVERY_S:
-                save(**given)
-                saved = time.monotonic()
-
-        nb_man.save = seldom
+    def execute_managed_notebook(
+        cls, nb_man: NotebookExecutionManager, kernel_name: str, folder: str, tell: Tell, **_: Any
+    ) -> None:
+        """Execute a notebook in this folder. A kernel ends at once: asked to, it logs an interrupt as an error."""
+        save, nb_man.save = nb_man.save, lambda **_: None
+        how: dict[str, Any] = {"kernel_manager_class": ThisPython, "shutdown_kernel": "immediate"}
+        how["log"] = logging.getLogger("papermill")
         try:
-            super().execute_managed_notebook(nb_man, kernel_name, **how)
+            resources = {"metadata": {"path": folder}}
+            Client(nb_man, tell, kernel_name=kernel_name, timeout=None, resources=resources, **how).execute()
         finally:
             nb_man.save = save
 
 
-papermill_engines.register("seldom", SavesSeldom)
+papermill_engines.register("whole", Engine)
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:
@@ -171,31 +155,81 @@ def _find(name: str, notebooks: Sequence[Path]) -> Path:
     raise StudyError(name, why, f"use one of: {', '.join(path.stem for path in fitting or notebooks) or 'none'}")
 
 
-def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = "") -> RunResult:
+@cache
+def _inferred(notebook: Path, *_seen: int) -> dict[str, str]:
+    try:
+        cells = iorw.load_notebook_node(str(notebook))  # inspect_notebook wants the name of a kernel, which is not used
+        inferred = inspection._infer_parameters(cells, "python3", "python")
+        return {
+            each.name: type(ast.literal_eval(each.default)).__name__
+            if each.inferred_type_name == "None"
+            else each.inferred_type_name
+            for each in inferred
+        }
+    except Exception as problem:  # nbformat, papermill and JSON each raise their own kind here
+        raise StudyError(str(notebook), f"not a readable notebook ({problem})", "jupyter lab notebooks") from problem
+
+
+def declared(notebook: Path) -> dict[str, str]:
+    """Return {parameter: type name} as the notebook's `parameters` cell declares them, or as their defaults are.
+
+    Raises StudyError when the file is not a readable notebook.
+    """
+    return _inferred(notebook, notebook.stat().st_mtime_ns if notebook.exists() else 0)
+
+
+def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+    """Return, for each notebook, the `values` it declares, text as the declared type.
+
+    Raises StudyError when no chosen notebook declares a name, or a value is not of the type.
+    """
+    types = {notebook: declared(notebook) for notebook in notebooks}
+    names = sorted({name for own in types.values() for name in own})
+    if unknown := [name for name in values if name not in names]:
+        chosen = ", ".join(path.stem for path in notebooks)
+        mend = f"use one of: {', '.join(names) or 'none'}"
+        raise StudyError(f"-p {unknown[0]}", f"no such parameter in {chosen}", mend)
+    return {
+        notebook: {name: _typed(name, value, own[name]) for name, value in values.items() if name in own}
+        for notebook, own in types.items()
+    }
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    try:
+        return msgspec.convert(value, TYPES.get(kind, Any), strict=False)
+    except msgspec.ValidationError as problem:
+        mend = f"give {name} a value of type {kind}"
+        raise StudyError(f"-p {name} {value}", f"not of type {kind}", mend) from problem
+
+
+def run(
+    notebook: Path, values: Mapping[str, Any], out_dir: Path, force: bool = False, tell: Tell = lambda *_: None
+) -> RunResult:
     """Execute a notebook into `out_dir`. Whatever happens inside it is a result.
 
-    `inputs` is a digest of its inputs besides itself and its parameters; a notebook that was executed from the same
-    inputs is not executed again. Without a digest, it is. `values` are parameters as text or typed.
+    A notebook that was executed from the same inputs is not executed again, unless by `force`. `values` are parameters
+    as text or typed. `tell` gets what the notebook says while it measures.
 
-    Raises StudyError, before anything runs, for an unknown parameter or a value of the wrong type
-    (see `parameters.assign`), and for a notebook that lies in `out_dir`.
+    Raises StudyError, before anything runs, for an unknown parameter or a value of the wrong type (`assign`), and for a
+    notebook that lies in `out_dir`.
     """
-    assigned, out_dir = parameters.assign([notebook], values)[notebook], out_dir.resolve()
+    assigned, out_dir = assign([notebook], values)[notebook], out_dir.resolve()
     if notebook.parent == out_dir:
         raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
     out_dir.mkdir(parents=True, exist_ok=True)
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
-    made_from, started = _made_from(notebook, assigned, inputs), time.monotonic()
-    if inputs and _was_made_from(output) == made_from:
+    started = time.monotonic()
+    if not force and is_current(notebook, assigned, out_dir):
         return RunResult(notebook, "unchanged", 0.0, output)
     partial.unlink(missing_ok=True)
-    problem = _execute(notebook, partial, assigned)
+    problem = _execute(notebook, partial, assigned, tell)
     if isinstance(problem, OSError) and problem.filename is None:
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
     outcome = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
     if executed and (problem is None or outcome) and not unfinished(executed):
-        executed.metadata[MADE_FROM] = "" if outcome else made_from
+        executed.metadata[MADE_FROM] = "" if outcome else _made_from(notebook, assigned)  # with the rows of this run
         executed.cells = [cell for cell in executed.cells if MARKED not in cell.metadata.get("tags", [])]
         executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
         try:
@@ -218,107 +252,67 @@ def _read_back(path: Path) -> nbformat.NotebookNode | None:
 
 
 def side_by_side(
-    jobs: Sequence[tuple[Path, Mapping[str, Any], str]], out_dir: Path, at_once: int
+    jobs: Sequence[tuple[Path, Mapping[str, Any]]], out_dir: Path, at_once: int, force: bool = False
 ) -> Iterator[RunResult]:
-    """Execute notebooks as `run` does, several at once: (notebook, values, inputs) each; results in their order.
+    """Execute notebooks that measure nothing as `run` does, several at once; results in the order of `jobs`.
 
-    Notebooks that are up to date are not given to another process, which would take longer than the check.
+    After an interrupt no further ones start.
     """
-    todo = [not is_current(notebook, values, out_dir, inputs) for notebook, values, inputs in jobs]
-    n, spawn = max(min(at_once, sum(todo)), 1), get_context("spawn")
-    try:
-        made = ProcessPoolExecutor(n, mp_context=spawn, initializer=_end_with_parent)
-    except OSError:  # no semaphores here, as without a /dev/shm that can be written to: one after the other
-        yield from (run(notebook, values, out_dir, inputs) for notebook, values, inputs in jobs)
-        return
-    with made as pool:
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a start that is cut off is loud
+    with ThreadPoolExecutor(at_once) as pool:
         try:
-            given = [
-                pool.submit(_in_pool, notebook, values, out_dir, inputs) if new else None
-                for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
-            ]
+            yield from pool.map(lambda job: run(job[0], job[1], out_dir, force), jobs)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        for (notebook, values, inputs), running in zip(jobs, given, strict=True):
-            yield running.result() if running else run(notebook, values, out_dir, inputs)
+            pool.shutdown(cancel_futures=True)
 
 
-def _in_pool(*job: Any) -> RunResult:
-    """`run`; an interrupt, which every process of a terminal gets, ends its kernel and then this process, silently."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return run(*job)
-    except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _end_with_parent() -> None:
-    """End this pool process with its parent, for which it would wait forever, and by an interrupt while it waits."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    parent = parent_process()
-    assert parent
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str) -> bool:
-    """Whether a notebook was executed there before, with these parameters and from these inputs (none: unknown)."""
-    assigned = parameters.assign([notebook], values)[notebook]
-    output = out_dir / f"{notebook.stem}.ipynb"
-    return bool(inputs) and _was_made_from(output) == _made_from(notebook, assigned, inputs)
-
-
-class Whole(msgspec.Struct):
-    """Of an executed notebook what says where it comes from. Nothing else of it is kept, and all of it must be JSON."""
-
-    metadata: dict[str, Any]
+def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path) -> bool:
+    """Whether a notebook was executed there before, with these parameters and from the inputs of now."""
+    made_from = _metadata(out_dir / f"{notebook.stem}.ipynb").get(MADE_FROM)
+    return bool(made_from) and made_from == _made_from(notebook, assign([notebook], values)[notebook])
 
 
 def made(output: Path) -> tuple[str, str] | None:
     """The files that an executed notebook was given and the day it began, in UTC; None where it cannot be read."""
+    ran = _metadata(output).get("papermill")
+    return (str(ran["parameters"].get("files", "")), str(ran["start_time"])[:10]) if ran else None
+
+
+def _metadata(output: Path) -> dict[str, Any]:
+    """The metadata of an executed notebook; empty where it cannot be read and must be executed again."""
     try:
-        papermill = parsed(output.read_bytes(), Whole).metadata["papermill"]
-        return str(papermill["parameters"].get("files", "")), str(papermill["start_time"])[:10]
+        return dict(json.loads(output.read_bytes())["metadata"])
     except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return {}
 
 
-def _was_made_from(output: Path) -> str:
-    """What an executed notebook says that it was made from; "" where it cannot be read and must be executed again."""
-    try:
-        return str(parsed(output.read_bytes(), Whole).metadata.get(MADE_FROM, ""))
-    except (OSError, ValueError):
-        return ""
+def _made_from(notebook: Path, values: dict[str, Any]) -> str:
+    """SHA-256 of what an executed notebook depends on: itself, its parameters, code, rows, registry and engine."""
+    engine = os.environ.get("LLAMA_CPP_LIB_PATH", "")
+    hasher = hashlib.sha256(f"{sys.version} {engine} {json.dumps(values, sort_keys=True)}".encode())
+    folders = (Path(__file__).resolve().parents[1], paths.MEASURED / REFERENCE, paths.DATA / "published")
+    inputs = [notebook, *(path for folder in folders for kind in KINDS for path in sorted(folder.rglob(kind)))]
+    own = "" if notebook.stem in OF_ALL else notebook.stem[:2]
+    inputs += sorted((paths.MEASURED / LOCAL).glob(f"{own}*"))
+    inputs += [path for path in (paths.DATA / "models.toml", paths.ROOT / "requirements.lock") if path.exists()]
+    for path in inputs:
+        stat = path.stat()
+        hasher.update(path.name.encode() + b"\0" + _content(path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return hasher.hexdigest()
 
 
-def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
-    parts = (notebook.read_bytes(), json.dumps(values, sort_keys=True).encode(), inputs.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+@cache  # notebooks share most of their inputs
+def _content(path: Path, *_looks: int) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
-def _execute(notebook: Path, partial: Path, values: dict[str, Any]) -> Exception | None:
+def _execute(notebook: Path, partial: Path, values: dict[str, Any], tell: Tell) -> Exception | None:
     """Let papermill write `partial`; return its exception. The kernel runs in the notebook's folder, as in Lab."""
     for name in ("papermill", "asyncio"):  # the result reports a dead kernel
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    how: dict[str, Any] = {"engine_name": "whole", "folder": str(notebook.parent), "tell": tell}
     try:
         papermill.execute_notebook(
-            notebook,
-            partial,
-            values,
-            engine_name="seldom",
-            kernel_name="python3",
-            language="python",
-            progress_bar=False,
-            cwd=notebook.parent,
-            kernel_manager_class=ThisPython,
+            notebook, partial, values, kernel_name="python3", language="python", progress_bar=False, **how
         )
     except Exception as problem:  # a notebook may fail in any way; the others still run
         return problem

@@ -1,0 +1,330 @@
+"""Measure a study here, for a notebook or a command, and say meanwhile how far it is and what goes wrong.
+
+In a notebook one line is replaced by the next, and one remains. The command line shows the same lines.
+"""
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from llama_meter import journal, paths
+from llama_meter.cells import AnyCell, Gate, OnModel
+from llama_meter.engine import builds
+from llama_meter.errors import FAILED_GATE, NOT_MEASURED, NotJudgedError, StudyError
+from llama_meter.journal import LOCAL, REFERENCE, journal_path
+from llama_meter.measure import files, machine, runner, watch
+from llama_meter.measure.plan import Plan, check_scale
+from llama_meter.measure.request import NOTHING, Request, Sweep
+from llama_meter.models import given, header, recipes, registry as models
+from llama_meter.rows import Row
+from plamo_study.read import frame
+from plamo_study.read.recording import Recording, of_rows, recorded
+from plamo_study.studies import registry
+
+MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
+ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
+WHOLE = 2.0  # minutes of a study that is meaningless in part, below which it is shown as recorded
+LONG = 5.0  # minutes: of what may take longer more is said beforehand
+NAMED = 3  # cells of those that there was no time for
+EVERY_S = 0.5  # between two lines that replace one another
+NOT_FINITE = 1e300  # an error of this size stands for logits that are no numbers
+ROOM = 1 << 30  # bytes that stay free on the disk
+BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # per weight, about
+SLOWS = {  # what of a machine's state makes its times slow
+    "power_source": {"battery": "on battery: plug it in", "ac": "on mains power"},
+    "power_mode": {"low": "Low Power Mode is on: turn it off", "powersave": "the clock's governor is powersave"},
+    "thermal": {"nominal": "cool"} | dict.fromkeys(("moderate", "heavy", "trapping"), "hot: let it cool down"),
+    "memory_pressure": dict.fromkeys(("warning", "critical"), "short of memory: close other programs"),
+}
+
+
+class Line:
+    """One line of a notebook about a study, replaced while it is measured. Outside of a kernel nothing is shown."""
+
+    def __init__(self, study: str):
+        self.study, self.shown, self.handle = study, 0.0, None
+        ipython = sys.modules.get("IPython")
+        self.kernel: Any = getattr(ipython.get_ipython() if ipython else None, "kernel", None)
+
+    def say(self, text: str, at_once: bool = True) -> None:
+        """Show a text in place of the last one; unless `at_once`, not sooner than EVERY_S after it."""
+        if not (at_once or time.monotonic() - self.shown > EVERY_S):
+            return
+        self.shown = time.monotonic()
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Show a text in place of the last one, now."""
+        if not self.kernel:
+            return
+        from IPython.display import Markdown, display  # slow to import, and the command line does not need it
+
+        if self.handle:
+            self.handle.update(Markdown(text))
+        else:
+            self.handle = display(Markdown(text), display_id=True)
+
+    def fail(self, text: str, name: str) -> None:
+        """Show an error of this cell, of a `name` in `run.runs.GOES_ON`: papermill goes on, and exits with 1 for it."""
+        if self.kernel:
+            error = {"ename": name, "evalue": text, "traceback": [text]}
+            self.kernel.send_response(self.kernel.iopub_socket, "error", error)
+        else:
+            logging.getLogger(__name__).error(text)
+
+
+def collect(study: str, request: Request) -> Recording:
+    """The rows of a study: of the tracked journal, or live, after what is missing was measured here.
+
+    A study of a notebook has an equal share of its minutes; where it is too short for all, the first cells of its plan
+    are measured. A live study that there was no time for has no rows, or the recorded ones where it is meaningless in
+    part, and one line says so.
+
+    Raises StudyError for an unknown study, a GPU requested where there is none, and nothing recorded at this scale.
+    """
+    scale = request.scale
+    if request.source != "live":
+        return recorded(study, scale)
+    planned, line = build(study, registry.shown_at(study, scale), request.device, request.sweep), Line(study)
+    path, whole = journal_path(study, planned.scale, LOCAL), registry.STUDIES[study].whole
+    share = request.minutes / max(len(registry.of_notebook(study, scale, request.sweep.files)), 1)
+    if whole and 0 < share < WHOLE:
+        why = f"it must be measured whole, and {request.minutes:g} minutes are too few for the whole page"
+    else:
+        summary = measure(planned, path, line, request.sweep, minutes=share)
+        why = "" if says_something(planned, summary) and not (whole and summary.lacking) else lacking(summary)
+    if not why:
+        of = of_rows(summary.rows, journal.read(path), study, "live", planned.scale)
+        return replace(of, left_out=summary.left_out)
+    if whole and journal.stored(journal_path(study, planned.scale, REFERENCE)):
+        line.say(f"*{study} is shown as recorded: {why}.*")
+        return recorded(study, scale)
+    line.say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
+    return Recording(frame.frame([], {}), {}, study, planned.scale, "live", lacks=why)
+
+
+def build(study: str, scale: str, device: str = "auto", sweep: Sweep = NOTHING) -> Plan:
+    """The plan of a study for the engine and machine at hand, and a device.
+
+    `sweep`: files and values of a user's own, for a study that varies them.
+    """
+    if study not in registry.STUDIES:
+        raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(registry.STUDIES)}", "plamo-study run")
+    check_scale(scale)
+    gpu, planned = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), registry.plan(study)
+    return planned(scale, gpu=gpu, sweep=sweep) if registry.varies(study) else planned(scale, gpu=gpu)
+
+
+@cache
+def _offloads(engine: str, device: str) -> bool:
+    """Whether layers go to a GPU: the engine in use is asked in a process of its own, once.
+
+    StudyError where a GPU is requested and the engine has none, and for a build made for a GPU that finds none: its
+    rows would be a CPU's under a GPU's name.
+    """
+    if device == "cpu":
+        return False
+    facts = runner.engine_facts()
+    if facts["gpu_offload"]:
+        return True
+    if device == "gpu":
+        why = "the engine in use was built without a GPU backend, or sees no GPU"
+        raise StudyError("device gpu", why, "plamo-study engine list, or the device cpu or auto")
+    if set(facts.get("options", ())) & ON_GPU:
+        why = "was built for a GPU and finds none: it would measure the CPU"
+        raise StudyError(f"engine {engine}", why, "nvidia-smi or vulkaninfo, which must list one; or the device cpu")
+    return False
+
+
+def measure(
+    planned: Plan, path: Path, line: Line, sweep: Sweep = NOTHING, minutes: float = 0.0, **how: Any
+) -> runner.Summary:
+    """Write the files that a plan lacks, measure what its journal lacks, and say all of it in `line`.
+
+    `minutes` are for measuring: writing files is not counted. `sweep`: what of the plan a user chose. `how`: as for
+    `runner.sweep`. Raises StudyError for a program that the plan needs and that is not built, and a disk too small.
+    """
+    before, began, study = beforehand(planned, minutes), time.monotonic(), planned.study
+    refused = set[str]()
+    if planned.program:
+        builds.program(planned.program)
+    if before:
+        line.say("  \n".join(before))
+
+    def on_bytes(file: str, done: int, total: int) -> None:
+        line.say(f"*{study}: writing {file}, {done / max(total, 1):.0%}*", at_once=False)
+
+    def refuse(row: Row | None) -> None:
+        if row and row.refuses and (text := trouble(row)) not in refused:
+            refused.add(text)
+            line.fail(text, FAILED_GATE)
+
+    def on_progress(event: runner.Progress) -> None:
+        refuse(event.row)
+        left = f", about {_long(event.remaining_s)} left" if event.remaining_s else ""
+        now = f"*{study}: {event.done} of {event.total}, {named(event.task.cell)}{left}*"
+        line.say("  \n".join([*before, now]), at_once=False)
+
+    try:
+        files.make_models(planned, on_bytes)
+        summary = runner.sweep(planned, path, on_progress, minutes=minutes, **how)
+    except BaseException:
+        line.say(f"*{study}: not measured to its end. What was measured is kept: run it again.*")
+        raise
+    for row in summary.rows:
+        refuse(row)
+    for text in (*_unseen(planned, summary, sweep), *_failed(planned, summary)):
+        line.fail(text, NOT_MEASURED)
+    said = f"*{study}: all rows were measured before.*"
+    if summary.measured:
+        said = f"*{study}: {summary.measured} processes measured here in {_long(time.monotonic() - began)}.*"
+    line.say(f"{said} {_no_time(planned, summary, sweep)}".strip())
+    return summary
+
+
+def says_something(planned: Plan, summary: runner.Summary) -> bool:
+    """Whether anything was measured with a file, where a plan has any, or a file was refused."""
+    on_files = {cell for cell in planned.cells if cell.files} or set(planned.cells)
+    return any(row.refuses or row.cell in on_files for row in summary.rows)
+
+
+def lacking(summary: runner.Summary) -> str:
+    """Why a finding lacks rows: how many processes did not run in time, and how many were disturbed."""
+    hit = len(watch.disturbed(summary.rows))
+    disturbed = f", and {hit} of the {len(summary.rows)} that ended were disturbed" if hit else ""
+    return f"the time was up before {summary.lacking} processes that its finding needs had ended{disturbed}"
+
+
+# ---------------------------------------------------------------- beforehand
+
+
+def beforehand(planned: Plan, minutes: float) -> list[str]:
+    """What to know before a plan is measured for so many minutes; 0: as long as it takes.
+
+    When it ends at the latest, which files are written, and, of what may take longer than LONG, what slows this
+    machine. StudyError where the disk lacks room for the files.
+    """
+    said = [until(minutes)] if minutes else []
+    wanted = [file for file in files.needed(planned) if file[1] != models.GIVEN]
+    absent = [file for file in wanted if not recipes.model_path(*file).exists()]
+    if absent and (size := sum(models.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8 for file in absent)) > 1e8:
+        disk = next(folder for folder in (paths.MODELS, *paths.MODELS.parents) if folder.exists())
+        free = shutil.disk_usage(disk).free
+        if size + ROOM > free:
+            why = f"model files of full size take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            raise StudyError(str(disk), why, "free some space, or measure small models: make study SCALE=mini")
+        said.append(f"{len(absent)} files are written first: {size / 1e9:.1f} of {free / 1e9:.1f} GB free.")
+    if minutes >= LONG or not (minutes or planned.scale == "mini"):
+        state = machine.state()
+        slow = [words for name, wordings in SLOWS.items() if (words := wordings.get(getattr(state, name)))]
+        slow += ["leave the lid open: closed, it sleeps"] if machine.sleeps_when_closed() else []
+        said += [f"This machine: {'; '.join(slow)}."] if slow else []
+    return said
+
+
+def until(minutes: float) -> str:
+    """When measuring for so many minutes ends at the latest."""
+    end = (datetime.now(UTC) + timedelta(minutes=minutes)).astimezone()  # from the instant: the night may change clocks
+    day = "" if end.date() == datetime.now().date() else f"{end:%a} "
+    return f"Measures for {_long(60 * minutes)} at most, until {day}{end:%H:%M}."
+
+
+def _long(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} seconds"
+    return f"{minutes} minutes" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# ---------------------------------------------------------------- what went wrong
+
+
+def trouble(row: Row) -> str:
+    """What is wrong with a row; of a gate, also what follows from it and what to do."""
+    if row.failure and row.failure.message.startswith(f"{NotJudgedError.__name__}: "):
+        role = row.failure.message.split(": ", 2)[2].partition(";")[0]
+        return f"{row.cell.files[0][0]} in {row.cell.files[0][2]} is {role}"
+    said = f"{row.status} in {row.failure}" if row.failure else f"wrong result: {_wrong(row)}"
+    if not isinstance(row.cell, Gate):
+        return f"{named(row.cell)}: {said}"
+    return (
+        f"gate of {row.cell.model} in {row.cell.dtype}: {said}. Nothing is timed with this file. {_instead(row.cell)}"
+    )
+
+
+def _wrong(row: Row) -> str:
+    """What disagrees, with its relative error; all checks where that is not known."""
+    differ = [
+        name.removesuffix("_agrees") for name, agrees in row.checks.items() if name.endswith("_agrees") and not agrees
+    ]
+    errors = {name: row.checks.get(f"{name}_error", nan) for name in differ}
+    if "finite" in differ or any(error > NOT_FINITE for error in errors.values()):
+        return "its logits are not finite"
+    return ", ".join(f"{name} off by {error:.2g}" for name, error in errors.items()) or str(row.checks)
+
+
+def _instead(gate: Gate) -> str:
+    """What to do about a file whose gate failed; where `ssm_out` meets too narrow a type, the file to measure."""
+    path, base = recipes.model_path(*gate.files[0]), gate.dtype.partition("-")[0]
+    if gate.n_gpu_layers and machine.MACOS and path.exists():  # Metal casts the input of ssm_out to F16
+        types = [header.type_name(t) for t in header.read(path).tensors if t.name.endswith("ssm_out.weight")]
+        if any(kind != "BF16" for kind in types):
+            return (
+                "Metal casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
+                f"BF16: `plamo-study models quantize SOURCE.gguf --type {base} --keep ssm_out=BF16`"
+            )
+    return f"`plamo-study models check '{path.name}'` looks for the cause"
+
+
+def named(cell: AnyCell) -> str:
+    """A cell in words."""
+    what = cell.workload
+    if isinstance(cell, OnModel):
+        together = f" × {cell.shape[0]}" if cell.shape[0] > 1 else ""
+        what = f"{cell.model} {cell.dtype} {what} {cell.shape[1]}+{cell.shape[2]}{together}"
+    return f"{what} ({cell.n_threads} threads)"
+
+
+def _failed(planned: Plan, summary: runner.Summary) -> list[str]:
+    """A sentence about rows that failed and are no answer, and the command that measures them anew, if any did."""
+    rows = [row for row in summary.unexpected if not row.refuses]
+    which = "--file FILE" if planned.scale == models.GIVEN else f"--scale {planned.scale}"
+    how = f"`plamo-study measure {planned.study} {which} --retry-failed` measures them anew"
+    return [f"{len(rows)} rows failed, such as {trouble(rows[0])}: {how}"] if rows else []
+
+
+def _no_time(planned: Plan, summary: runner.Summary, sweep: Sweep) -> str:
+    """The cells for which there was no time, and the command that measures them; empty where there are none."""
+    if not summary.left_out:
+        return ""
+    few, rest = summary.left_out[:NAMED], len(summary.left_out) - NAMED
+    names = ", ".join([named(cell) for cell in few] + ([f"{rest} more"] if rest > 0 else []))
+    return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells ({names}): {_goes_on(planned, sweep)}"
+
+
+def _unseen(planned: Plan, summary: runner.Summary, sweep: Sweep) -> list[str]:
+    """Each file of a user's own that nothing is said about, why, and the command that measures it."""
+    judged = {file for row in summary.rows if isinstance(row.cell, Gate) for file in row.cell.files}
+    return [
+        f"{file[0]} in {file[2]} {'is right' if file in judged else 'was not judged'}, and there was no time to "
+        f"{'time' if file in judged else 'judge'} it: nothing of it is measured. {_goes_on(planned, sweep)}"
+        for file in summary.unseen
+    ]
+
+
+def _goes_on(planned: Plan, sweep: Sweep) -> str:
+    """The command that measures what a plan lacks; files by their names, as pages are published."""
+    chosen = [f"--file {shlex.quote(given.FILES[file].path.name)}" for file in sweep.files]
+    chosen = chosen or [f"--scale {planned.scale}"]
+    values: Sequence[str] = [f"-p {name} {text}" for name, text in sweep.texts().items()]
+    return f"`{' '.join(['plamo-study measure', planned.study, *chosen, *values])}` goes on, for as long as it takes"

@@ -1,1 +1,0 @@
-"""Measure for a notebook, and for a command."""

@@ -1,1 +1,0 @@
-"""Papermill runs, alone and on many hosts."""
