@@ -53,7 +53,7 @@ manifest: $(READY) # after rows or prose changed on purpose; its diff says what 
 	$(BIN)/python tests/test_committed.py
 
 lock: # needs uv; environment.yml is kept by hand, and a test compares it
-	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra server --extra fleet --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
+	uv pip compile pyproject.toml --universal --generate-hashes --extra dev --extra build --extra fleet --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
 
 clean:
 	rm -rf .venv reports
