@@ -8,8 +8,8 @@ from conftest import ATTENTION, HYBRID
 from llama_meter import journal
 from llama_meter.measure import plan, runner
 from llama_meter.measure.request import Request
-from plamo_study.measurements import answers, recording
-from plamo_study.read import answers as became, frame
+from plamo_study.measurements import answers, answers_of, recording
+from plamo_study.read import frame
 from plamo_study.studies.right_answers import (
     law_tests as law_check,
     plan as batching_law,
@@ -124,5 +124,5 @@ def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
     row = rows[(rows.workload == "answers") & rows.verdict.eq("valid")].iloc[0]
     for gap, answer in ((0.1, "near-tie"), (0.3, "changed")):
         planted = row.series | {"differs": [3.0, *row.series["differs"][1:]], "gap": [gap, *row.series["gap"][1:]]}
-        one = became.by_request(rows.loc[[row.name]].assign(series=[planted]))
+        one = answers_of(rows.loc[[row.name]].assign(series=[planted]))
         assert one.answer.iloc[0] == answer

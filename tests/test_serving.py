@@ -16,13 +16,13 @@ from conftest import ATTENTION, HYBRID, mini_file
 from llama_meter import stats
 from llama_meter.cells import Serving
 from llama_meter.errors import StudyError
-from llama_meter.measure.parting import Parting
-from llama_meter.measure.tolerance import NEAR_TIE
+from llama_meter.measure.tolerance import NEAR_TIE, Parting
 from llama_meter.rows import Request
 from llama_meter.serve import client, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
 from llama_meter.serve.server import Setup
-from plamo_study.read import answers, metrics
+from plamo_study.measurements import answers_of
+from plamo_study.read import metrics
 from plamo_study.studies.serving import law as analysis, metrics as of_serving, work as serving
 
 MS, NS = 1_000_000, 1e9
@@ -264,7 +264,7 @@ def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_howeve
         "requests": requests,
         "series": {"differs": differs, "gap": gap},
     }
-    told = answers.by_request(pd.DataFrame([row]))
+    told = answers_of(pd.DataFrame([row]))
     assert told.answer.tolist() == ["changed", "near-tie", "lost", "lost", *["as alone"] * 4, "changed", "near-tie"]
     assert told.prompt.tolist() == [*range(8), 0, 1]
     assert told.reached.tolist() == [n != 3 for n in range(10)]
@@ -272,7 +272,7 @@ def test_an_answer_is_counted_once_by_what_became_of_it_and_a_prompt_once_howeve
     assert (one.prompts, one.prompts_changed, one.answers, one.changed, one.near_ties) == (7, 1, 9, 2, 2)
     assert (one.servers, one.died) == (1, 1)
     assert analysis.under_load(told.assign(n_clients=0)).empty, "nobody else asked"
-    none = answers.by_request(pd.DataFrame([row | {"status": "failed"}]))
+    none = answers_of(pd.DataFrame([row | {"status": "failed"}]))
     assert list(none[none.reached]) == list(told), "a frame without lines has its columns, also when it is filtered"
 
 
@@ -346,7 +346,7 @@ def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorde
         "series": {"differs": [0], "gap": [lead]},
         "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])],
     }
-    told = answers.by_request(pd.DataFrame([row]))
+    told = answers_of(pd.DataFrame([row]))
     assert told.answer.item() == ("near-tie" if tie else "changed")
     counted = analysis.under_load(told)
     assert (counted.near_ties.item(), counted.prompts_changed.item(), counted.prompts.item()) == (tie, 1 - tie, 1)

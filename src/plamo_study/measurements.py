@@ -12,13 +12,20 @@ import pandas as pd
 from llama_meter.cells import ORDER
 from llama_meter.errors import StudyError
 from llama_meter.measure.request import SOURCES, Request
-from plamo_study.read import answers as became, frame
+from llama_meter.measure.tolerance import Parting
+from llama_meter.rows import Request as Served
+from llama_meter.serve.objectives import DISTINCT
+from plamo_study.read import frame
 from plamo_study.read.recording import Recording, added, elsewhere, read, recorded, records
 from plamo_study.show.evidence import chip
 from plamo_study.stats.estimates import NS
 from plamo_study.studies import registry
 
 RECORDED = Request()
+COMPARED = ("serving", "answers")  # workloads whose requests are held against the answers alone
+OF_ROW = ["model", "dtype", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "key"]
+VERDICTS = {"same": "as alone", "near-tie": "near-tie", "other": "changed"}
+OF_REQUEST = ["answer", "parts", "gap", "begun", "failure", "reached"]
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "judged", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "depth", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
@@ -184,7 +191,39 @@ def answers(study: str, request: Request = RECORDED) -> pd.DataFrame:
     `key`: the server that was asked.
     """
     part = recording(study, request)
-    return became.by_request(part.rows)
+    return answers_of(part.rows)
+
+
+def answers_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line a request of every load in some rows, as `answers` describes it."""
+    loads = rows[rows["workload"].isin(COMPARED) & (rows["status"] == "ok") & ~rows["anchor"]]
+    loads = loads.assign(server=loads["server"].where(loads["workload"] == "serving", ""))  # or none: the engine itself
+    lines = [
+        {name: getattr(row, name) for name in OF_ROW}
+        | _answer(request, int(token), gap)
+        | {"prompt": n % DISTINCT if row.server else request.id}
+        for row in loads.itertuples()
+        for n, (request, token, gap) in enumerate(
+            zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
+        )
+    ]
+    requests = pd.DataFrame(lines, columns=[*OF_ROW, "prompt", *OF_REQUEST]).astype({"begun": bool, "reached": bool})
+    return requests.assign(file=requests["model"] + " " + requests["dtype"])
+
+
+def _answer(request: Served, token: int, gap: float) -> dict[str, Any]:
+    """What became of a request: `token` and `gap` as in a row's series."""
+    answer = VERDICTS[Parting(token, gap).verdict]
+    if request.failure and token < 0:
+        answer = "lost"
+    return {
+        "answer": answer,
+        "parts": token,
+        "gap": gap,
+        "begun": bool(request.token_ns),
+        "failure": request.failure,
+        "reached": not request.failure.startswith("ConnectError"),
+    }
 
 
 def files(study: str, request: Request = RECORDED) -> dict[str, dict[str, Any]]:

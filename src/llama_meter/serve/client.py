@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import httpx2
 import msgspec
 
-from llama_meter.measure.parting import Parting, parting
+from llama_meter.measure.tolerance import Parting, parting
 from llama_meter.models.finding import printable
 
 Api = Literal["completions", "chat/completions"]

@@ -8,10 +8,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from llama_meter.cells import Serving
+from llama_meter.engine.tokenizer import Tokenizer
+from llama_meter.measure import texts
 from llama_meter.serve import client
 from llama_meter.serve.client import Answer, Client, Prompt, Target, clock
 from llama_meter.serve.objectives import ENOUGH, OBJECTIVES
@@ -20,6 +23,8 @@ TICK_S = 0.002
 IDLE_TICKS = 16  # of an idle loop, for the system's own lag
 STEPS = 5  # bisections in search of a knee: the bracket is a 32nd root of the first one
 LOWEST, HIGHEST = 0.5, 2.0  # times the rate of one request at a time, and of all slots without mutual slowdown
+TEXT = "python-heldout"
+STRIDE = 613  # characters between prompts; no line of the text repeats with this period
 LATE = 0.05  # share of the measured interval beyond which the client is the bottleneck
 
 
@@ -141,3 +146,30 @@ def arrivals(n: int, per_second: float, seed: int) -> list[float]:
     """Random arrival times (Poisson) in seconds from the first."""
     gaps = np.random.default_rng([seed, n]).exponential(1 / per_second, n)
     return (np.cumsum(gaps) - gaps[0]).tolist()
+
+
+# ------------------------------------------------------------------ prompts: distinct pieces of a text
+
+
+def of_lengths(model: Path, n_prompts: Sequence[int], n_gens: Sequence[int], seed: int = 0) -> list[Prompt]:
+    """Prompts with the given prompt and answer lengths in tokens of the model's own; all prompts begin differently."""
+    text, n = texts.read(TEXT).decode(), len(n_prompts)
+    with Tokenizer(model) as tokenizer:
+        return [
+            Prompt(str(i), _piece(tokenizer, text, (seed * n + i) * STRIDE, n_prompt), n_gen)
+            for i, (n_prompt, n_gen) in enumerate(zip(n_prompts, n_gens, strict=True))
+        ]
+
+
+def _piece(tokenizer: Tokenizer, text: str, start: int, n_tokens: int) -> str:
+    at = start % (len(text) // 2)
+    ids = tokenizer.encode(text[at : at + 12 * n_tokens + 64])
+    return tokenizer.decode(ids[:n_tokens]).decode(errors="ignore")
+
+
+def of_characters(n: int, n_characters: int, n_gen: int, seed: int = 0) -> list[Prompt]:
+    """`n` prompts of `n_characters` characters, for a server with an unknown tokenizer."""
+    text = texts.read(TEXT).decode()
+    places = [(seed * n + i) * STRIDE % (len(text) // 2) for i in range(n)]
+    repeated = text * (1 + n_characters // (len(text) // 2))
+    return [Prompt(str(i), repeated[at : at + n_characters], n_gen) for i, at in enumerate(places)]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from llama_meter import stats
-from llama_meter.serve import client, load, questions
+from llama_meter.serve import client, load
 from llama_meter.serve.client import Answer, Client, Target
 from llama_meter.serve.load import Loaded
 
@@ -93,7 +93,7 @@ def cannot(why: str) -> Binding:
 
 async def binding(web: Client, target: Target, usual: Setting, until: float) -> Binding:
     """Load a server in rounds begun before `until` (time.monotonic), and judge."""
-    warm = questions.of_characters(1, int(CHARACTERS * usual.prompt_tokens), usual.output_tokens, seed=2)[0]
+    warm = load.of_characters(1, int(CHARACTERS * usual.prompt_tokens), usual.output_tokens, seed=2)[0]
     first = await client.ask(web, target, warm)
     if first.failure:
         return cannot(f"a request failed: {first.failure}")
@@ -109,7 +109,7 @@ async def binding(web: Client, target: Target, usual: Setting, until: float) -> 
         for name, setting in usual.changed().items():
             seed = 10 + ROUNDS * len(seen) + turn
             characters = int(per_token * setting.prompt_tokens)
-            prompts = questions.of_characters(setting.n, characters, setting.output_tokens, seed)
+            prompts = load.of_characters(setting.n, characters, setting.output_tokens, seed)
             if setting.per_second:
                 due = load.arrivals(setting.n, setting.per_second, turn)
                 loaded = await load.opened(web, target, prompts, due)

@@ -1,7 +1,7 @@
 """Are a server's answers right under load? The same prompts alone and at once, greedily; no reference, no model file.
 
 Two questions in turn. *Identical*: copies of one prompt at once. *Different*: several prompts at once, with other
-neighbours each time. Every answer is held against its prompt's answers alone (`measure/parting.py`). Neither question
+neighbours each time. Every answer is held against its prompt's answers alone. Neither question
 does for the other: states exchanged between equal prompts change nothing, and some faults need them.
 
 **Alone** every prompt is asked ALONE times, the others in between. If its answers differ then, by more than a near-tie,
@@ -24,8 +24,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from llama_meter.measure.parting import Parting
-from llama_meter.serve import client, load, questions
+from llama_meter.measure.tolerance import Parting
+from llama_meter.serve import client, load
 from llama_meter.serve.client import Answer, Client, Prompt, Target
 
 PROMPTS, ALONE = 8, 2  # prompts; times each is asked alone
@@ -76,7 +76,7 @@ def most_requests(concurrency: int) -> int:
 def prompts() -> list[Prompt]:
     """The prompts, of different lengths and beginnings."""
     first, more = CHARACTERS
-    return [questions.of_characters(PROMPTS, first + more * i, TOKENS, seed=1)[i] for i in range(PROMPTS)]
+    return [load.of_characters(PROMPTS, first + more * i, TOKENS, seed=1)[i] for i in range(PROMPTS)]
 
 
 @dataclass

@@ -17,10 +17,10 @@ from llama_meter.cells import Answers
 from llama_meter.engine import library
 from llama_meter.engine.session import Session
 from llama_meter.measure import sessions
-from llama_meter.measure.parting import SAME, parting
+from llama_meter.measure.tolerance import SAME, parting
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
-from llama_meter.serve import questions
+from llama_meter.serve import load
 
 TURNS = 2
 SPARE = 16  # tokens more than asked for: a text cut into tokens anew may have fewer
@@ -78,7 +78,7 @@ def drawn(cell: Answers, path: Path, session: Session) -> list[np.ndarray]:
         rng = np.random.default_rng(cell.seed)
         lengths = rng.integers(cell.n_prompt // 2, cell.n_prompt + 1, cell.n_requests).tolist()
     longer = [n + SPARE for n in lengths]
-    texts = questions.of_lengths(path, longer, [cell.n_gen] * len(lengths), cell.seed)
+    texts = load.of_lengths(path, longer, [cell.n_gen] * len(lengths), cell.seed)
     return [session.tokenize(text.text.encode())[:n] for text, n in zip(texts, lengths, strict=True)]
 
 

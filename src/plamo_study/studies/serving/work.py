@@ -18,9 +18,9 @@ from llama_meter.cells import Serving
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, watch
-from llama_meter.measure.parting import SAME
+from llama_meter.measure.tolerance import SAME
 from llama_meter.rows import Measured, Request, passed
-from llama_meter.serve import client, load, questions, server
+from llama_meter.serve import client, load, server
 from llama_meter.serve.client import Answer, Client, Prompt, Target, clock
 from llama_meter.serve.load import Loaded
 from llama_meter.serve.objectives import DISTINCT
@@ -56,7 +56,7 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     the luck of one draw.
     """
     n, folder = min(cell.n_requests, DISTINCT), os.environ.get("LLAMA_CPP_LIB_PATH")
-    prompts = questions.of_lengths(path, [cell.n_prompt] * n, [cell.n_gen] * n, cell.seed)
+    prompts = load.of_lengths(path, [cell.n_prompt] * n, [cell.n_gen] * n, cell.seed)
     setup = Setup(
         path,
         cell.n_seq,

@@ -28,9 +28,8 @@ from llama_meter.engine.session import EngineError, Session
 from llama_meter.engine.states import PARTS, spliced
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, phases, sessions, watch
-from llama_meter.measure.parting import parting
 from llama_meter.measure.plan import change
-from llama_meter.measure.tolerance import tolerance
+from llama_meter.measure.tolerance import parting, tolerance
 from llama_meter.models.registry import GIVEN
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
