@@ -1,7 +1,6 @@
 """Pages that are true of the rows they show: other machines', fewer, disturbed, renamed, and none at all."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -22,45 +21,22 @@ MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|G
 whole = recording.of_rows
 
 
-def one_model(rows, records):
-    """The rows of the first model alone, and those without a model."""
+def changed(rows, records):
+    """One model alone, on a Mac that ran hot and on its battery, so that every process is disturbed."""
     names = {record.id: record.data["name"] for record in records if isinstance(record, Fact) and "name" in record.data}
     first = min((name for row in rows if (name := names.get(row.model))), default="")
-    return [row for row in rows if not row.model or names[row.model] == first], records
-
-
-def half_of_the_cells(rows, records):
-    """Every second cell, gates and anchors apart."""
-    cells = list(dict.fromkeys(row.cell for row in rows if not row.anchor and row.cell.workload != "gate"))
-    gone = set(cells[1::2])
-    return [row for row in rows if row.anchor or row.cell not in gone], records
-
-
-def all_disturbed(rows, records):
-    """The machine ran hot and on its battery."""
-
-    def hot(row):
-        return msgspec.structs.replace(row.conditions, thermal="heavy", power_source="battery")
-
-    return [msgspec.structs.replace(row, conditions=hot(row)) for row in rows], records
-
-
-def a_mac(rows, records):
-    """Named as on an Apple chip."""
-
-    def named(record):
-        if not isinstance(record, Fact) or record.what != "machine":
-            return record
-        mac = {"chip": "Apple M4 Pro", "os": "macOS 15.5", "gpu_cores": 20}
-        return msgspec.structs.replace(record, data=record.data | mac)
-
-    return rows, [named(record) for record in records]
-
-
-CHANGES: tuple[tuple[Callable, ...], ...] = (  # two at a time, of which neither takes away what the other one shows
-    (one_model, a_mac),
-    (half_of_the_cells, all_disturbed),
-)
+    rows = [row for row in rows if not row.model or names[row.model] == first]
+    mac = {"chip": "Apple M4 Pro", "os": "macOS 15.5", "gpu_cores": 20}
+    records = [
+        msgspec.structs.replace(record, data=record.data | mac)
+        if isinstance(record, Fact) and record.what == "machine"
+        else record
+        for record in records
+    ]
+    hot = {"thermal": "heavy", "power_source": "battery"}
+    return [
+        msgspec.structs.replace(row, conditions=msgspec.structs.replace(row.conditions, **hot)) for row in rows
+    ], records
 
 
 @cache
@@ -94,33 +70,28 @@ def executed(name):
 
 @pytest.mark.whole
 @pytest.mark.timeout(400)  # a simulation whose model has another name is made anew
-@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(each.__name__ for each in changes))
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_written_from_other_rows(name, changes, monkeypatch):
-    def changed(rows, records, study, source, scale):
-        rows = [row for row in rows if isinstance(row, Row)]
-        for change in changes:
-            rows, records = change(rows, records)
-        return whole(rows, records, study, source, scale)
+def test_a_page_is_written_from_other_rows(name, monkeypatch):
+    def of_rows(rows, records, *where):
+        return whole(*changed([row for row in rows if isinstance(row, Row)], records), *where)
 
     for module in (recording, live):
-        monkeypatch.setattr(module, "of_rows", changed)
+        monkeypatch.setattr(module, "of_rows", of_rows)
     executed(name)
 
 
 SEVERAL = {
-    "02-roofline": ("02-roofline", "02-trace"),
-    "05-quantization": ("05-quality",),
-    "03-batch-scaling": ("03-batch-scaling", "03-replicas"),
-    "06-context": ("06-context", "06-memory", "06-naive", "06-drift"),
-    "07-latency": ("07-chunked", "07-scheduling", "07-disaggregation"),
-    "04-right-answers": ("04-batching-law", "04-hybrids"),
-    "08-speculative": ("08-speculative", "08-drafters"),
+    "02-roofline": "02-trace",
+    "05-quantization": "05-quality",
+    "03-batch-scaling": "03-replicas",
+    "06-context": "06-memory",
+    "04-right-answers": "04-hybrids",
+    "08-speculative": "08-drafters",
 }
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("name", "absent"), [(name, each) for name, studies in SEVERAL.items() for each in studies])
+@pytest.mark.parametrize(("name", "absent"), SEVERAL.items())
 def test_a_page_stands_without_a_study_that_there_was_no_time_for(name, absent, monkeypatch):
     usual, lacks = measurements.recorded, [absent]
 

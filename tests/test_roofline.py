@@ -282,8 +282,8 @@ def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first()
     model = {"tensors": {"ffn_up": half | {"n_elements": 2 * 10**6, "n_bytes": 2 * 10**6}}}
     own, pooled = (ceilings.measured([pd.DataFrame(each)]) for each in (rows, [*rows, kernel_row(9e11, "Q2_K")]))
     assert Here([own], HOME).limits(model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
-    assert Here([own, pooled], HOME).limits("Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
-    assert Here([pooled], HOME).limits("Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
+    assert Here([own, pooled], HOME).kernel("Q2_K").best == pytest.approx(1e11, rel=1e-6)
+    assert Here([pooled], HOME).kernel("Q2_K").best == pytest.approx(9e11, rel=1e-6)
 
 
 # ---------------------------------------------------------------- machines side by side

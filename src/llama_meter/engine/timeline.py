@@ -40,13 +40,9 @@ class Call(NamedTuple):
 
 
 class Recorder(Operators):
-    """A second context on the model of an open session, with its own memory, in which every node is recorded.
+    """A second context on the model of an open session, with its own memory, in which every node is recorded."""
 
-    `views` True waits for views too: nothing is computed, so their time is the least cost of recording a node.
-    """
-
-    def __init__(self, session: Session, views: bool = False):
-        self.views = views
+    def __init__(self, session: Session):
         self._asked, self._answered = 0, 0
         self._seen: list[tuple[int, int, int, tuple[bytes, ...]]] = []
         self._left: list[int] = []
@@ -81,7 +77,7 @@ class Recorder(Operators):
         """With `ask`: whether to wait for the node. Without: it is computed; its structs are copied and read later."""
         if ask:
             self._asked = self._asked or clock()
-            wanted = self.views or self.op(ctypes.c_int.from_address(address + OP).value) not in EMPTY
+            wanted = self.op(ctypes.c_int.from_address(address + OP).value) not in EMPTY
             self._answered = clock()
             return wanted
         computed = clock()

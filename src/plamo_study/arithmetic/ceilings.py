@@ -101,38 +101,37 @@ def place_of(cell: Mapping[str, Any]) -> Place:
 
 
 class Here:
-    """The rates measured at a place, from the first table that has each; what was asked once is kept."""
+    """The rates measured at a place, from the first table that has each; what was looked up once is remembered."""
 
     def __init__(self, tables: Sequence[pd.DataFrame], place: Place):
         self.place, self._tables = place, [at(table, place) for table in tables]
-        self._read, self._kernel = cache(self._find_read), cache(self._find_kernel)
+        self.read, self.kernel = cache(self._read), cache(self._kernel)
 
-    def read(self) -> Rate:
+    def _read(self) -> Rate:
         """Read bandwidth in B/s. Raises StudyError where no table has it."""
-        if (rate := self._read()) is None:
-            raise _missing("read ceiling", self.place)
-        return rate
+        for table in self._tables:
+            if len(rows := table[table["ceiling"] == READ]):
+                return _rate(rows, rows["n_bytes"])
+        raise _missing("read ceiling", self.place)
 
-    def kernel(self, dtype: str) -> Rate:
-        """FLOP/s for many columns of the kernel for a loaded model's tensors of a type.
+    def _kernel(self, dtype: str) -> Rate:
+        """FLOP/s for many columns of the kernel of a loaded tensor of a type. StudyError where no table has it."""
+        for table in self._tables:
+            rows = _loaded(table[table["ceiling"] == MATMUL], dtype)
+            if len(rows := rows[rows["many"]]):
+                return _rate(rows, rows["n_flops"])
+        raise _missing(f"matmul ceiling of {dtype}", self.place)
 
-        Raises StudyError if that kernel was not measured.
+    def limits(self, model: Model, heads: float = 0.0) -> tuple[Ceilings, Ceilings]:
+        """(best, usual) ceilings for a file: its weights over the time of its kernels, each type at its own rate.
+
+        `heads`: rows of the output head per token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel
+        that was not measured and a file whose bytes are not counted; types of less than NEGLIGIBLE of the file's bytes
+        are left out.
         """
-        if (rate := self._kernel(dtype)) is None:
-            raise _missing(f"matmul ceiling of {dtype}", self.place)
-        return rate
-
-    def limits(self, what: Model | str, heads: float = 0.0) -> tuple[Ceilings, Ceilings]:
-        """(best, usual) ceilings for a file, or for a tensor type by name.
-
-        A file's: its weights over the time of its kernels, each type at its own rate; `heads`: rows of the output head
-        per token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured and a
-        file whose bytes are not counted; types of less than NEGLIGIBLE of the file's bytes are left out.
-        """
-        if not isinstance(what, str) and (why := what.get("uncounted")):
-            raise StudyError(f"the ceilings of {what['name']}", f"are not computed: {why}", "compare its times alone")
-        bandwidth = self.read()
-        shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
+        if why := model.get("uncounted"):
+            raise StudyError(f"the ceilings of {model['name']}", f"are not computed: {why}", "compare its times alone")
+        bandwidth, shares = self.read(), multiplied(model, heads)
         rates = {dtype: self.kernel(dtype) for dtype in shares}
         best, usual = (
             sum(shares.values()) / sum(n / getattr(rates[dtype], which) for dtype, n in shares.items())
@@ -140,31 +139,16 @@ class Here:
         )
         return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
 
-    def _find_read(self) -> Rate | None:
-        every = (table[table["ceiling"] == READ] for table in self._tables)
-        return next((_rate(rows, rows["n_bytes"]) for rows in every if len(rows)), None)
 
-    def _find_kernel(self, dtype: str) -> Rate | None:
-        every = (_loaded(table[table["ceiling"] == MATMUL], dtype) for table in self._tables)
-        many = (rows[rows["many"]] for rows in every)
-        return next((_rate(rows, rows["n_flops"]) for rows in many if len(rows)), None)
+def limits(rows: pd.DataFrame, files: Mapping[Name, Model], usual: bool = False) -> dict[Name, Ceilings]:
+    """The ceilings of a study's main set-up for each file whose ceilings were measured.
 
-
-def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
-    """The best ceilings of a study's main set-up for each file whose ceilings were measured: a roof."""
-    return {name: best for name, (best, _) in _limits(rows, files).items()}
-
-
-def usual_limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
-    """The usual values of the same ceilings, medians over processes: for predicted times."""
-    return {name: usual for name, (_, usual) in _limits(rows, files).items()}
-
-
-def _limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, tuple[Ceilings, Ceilings]]:
-    table, by_name = measured([rows]), dict[Name, tuple[Ceilings, Ceilings]]()
+    The best ones, a roof; or the `usual` ones, medians over processes, for predicted times.
+    """
+    table, by_name = measured([rows]), dict[Name, Ceilings]()
     for name, file in files.items() if len(table) else ():
         with suppress(StudyError):  # a kernel of this file was not measured
-            by_name[name] = Here([table], main_place(rows)).limits(file)
+            by_name[name] = Here([table], main_place(rows)).limits(file)[usual]
     return by_name
 
 
@@ -189,19 +173,15 @@ def of_study(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
+def by_block(table: pd.DataFrame, place: Place, model: Model) -> pd.DataFrame:
     """The usual ceilings of each block, columns read (B/s) and matmul (FLOP/s); NaN where a kernel is missing."""
-    reads = at(table, place, READ).set_index("block")
-    shares = {what: 1.0} if isinstance(what, str) else multiplied(what)
-    spent = [n / _by_block(table, place, dtype) for dtype, n in shares.items()]
+    reads, shares, spent = at(table, place, READ).set_index("block"), multiplied(model), []
+    for dtype, n in shares.items():
+        products = loaded(table, place, dtype)
+        products = products[products["many"]].set_index("block")
+        spent.append(n / (products["n_flops"] / products["usual"]))
     matmul = sum(shares.values()) / pd.concat(spent, axis=1).sum(axis=1, skipna=False)
     return pd.DataFrame({READ: reads["n_bytes"] / reads["usual"], MATMUL: matmul})
-
-
-def _by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
-    products = loaded(table, place, dtype)
-    products = products[products["many"]].set_index("block")
-    return products["n_flops"] / products["usual"]
 
 
 def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:

@@ -1,17 +1,14 @@
 """Class, bytes and FLOPs of a graph node, and the sums of a recorded request by class.
 
 A product is classed by the weight it multiplies with, everything else by its operation. Unrecognised nodes are "other",
-never left out. Bytes count every source and the result once: a lower bound of the traffic, but for activations more
-than leaves the caches. FLOPs of attention are those of the rectangle that is computed, masked and padded keys included;
-the roofline counts visible keys only.
+never left out. Bytes and FLOPs are those of products: their sources and result once, and two operations a weight.
 """
 
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from llama_meter.engine.spans import Node, Operand, Timeline
-from llama_meter.limits import SCAN_FLOPS
+from llama_meter.engine.spans import Node, Timeline
 
 PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "ssm_in", "ssm_x", "ssm_dt", "ssm_out", "head")
 ATTENTION = ("flash_attention", "kq", "softmax", "kqv", "rope", "kv_write")
@@ -42,7 +39,6 @@ BY_OP = {
     **dict.fromkeys(("ADD", "SUB", "MUL", "DIV", "SCALE", "SQR", "CLAMP"), "elementwise"),
     **dict.fromkeys(("SILU", "GELU", "RELU", "SIGMOID", "EXP", "SOFTPLUS", "SWIGLU", "GEGLU", "REGLU"), "elementwise"),
 }
-PER_ELEMENT = {"norm": 3, "softmax": 5, "rope": 3, "elementwise": 1}  # square, add, scale; scale, shift, exp, sum, ...
 
 
 @dataclass(frozen=True)
@@ -74,41 +70,17 @@ def operator_class(node: Node) -> str:
     return BY_OP.get(node.op, "other")
 
 
-def moved_bytes(node: Node) -> float:
-    """Bytes read and written, every tensor once; of a gathered, scattered or stateful one only the rows in use."""
-    sources, result = node.sources, node.result
-    if node.op == "GET_ROWS":
-        return result.n_elements * _per_element(sources[0]) + sources[1].n_bytes + result.n_bytes
-    if node.op == "SET_ROWS":
-        return sources[0].n_bytes + sources[1].n_bytes + sources[0].n_elements * _per_element(result)
-    if node.op == "CPY":  # its second source is where it writes
-        return sources[0].n_bytes + result.n_bytes
-    if node.op == "SSM_SCAN":
-        states, others = sources[0], sources[1:]
-        read = states.n_bytes / states.shape[3] * sources[1].shape[3]
-        return read + sum(source.n_bytes for source in others) + result.n_bytes
-    return sum(source.n_bytes for source in dict.fromkeys(sources)) + result.n_bytes
-
-
-def flops(node: Node) -> float:
-    """Floating-point operations: 2 per multiply-add; copies have none, simple operations one per element."""
-    sources, n = node.sources, node.result.n_elements
-    if node.op == "MUL_MAT":
-        return 2.0 * sources[0].shape[0] * n
-    if node.op == "FLASH_ATTN_EXT":  # q.k and p.v, each query against every key of the rectangle
-        return 2.0 * sources[1].shape[1] * (sources[0].n_elements + n)
-    if (
-        node.op == "SSM_SCAN"
-    ):  # shapes: states (d_state, head_dim, heads, cells), x (head_dim, heads, tokens, sequences)
-        return float(SCAN_FLOPS * sources[0].shape[0] * sources[1].n_elements)
-    if node.op == "SSM_CONV":
-        return 2.0 * sources[1].shape[0] * n
-    return float(PER_ELEMENT.get(operator_class(node), 0) * n)
+def counted(node: Node) -> tuple[float, float]:
+    """(bytes read and written, floating-point operations) of a matrix product; none of another node."""
+    if node.op != "MUL_MAT":
+        return 0.0, 0.0
+    moved = sum(source.n_bytes for source in dict.fromkeys(node.sources)) + node.result.n_bytes
+    return float(moved), 2.0 * node.sources[0].shape[0] * node.result.n_elements
 
 
 def sums(timeline: Timeline) -> dict[str, dict[str, Work]]:
     """Work by phase, "prefill" and "decode" (all steps), and by class or kind of span around the nodes."""
-    costs = [(operator_class(n), moved_bytes(n), flops(n)) for n in timeline.nodes]
+    costs = [(operator_class(node), *counted(node)) for node in timeline.nodes]
     totals: dict[str, defaultdict[str, Work]] = {"prefill": defaultdict(Work), "decode": defaultdict(Work)}
     for phase in timeline.phases:
         entry = totals["prefill" if phase.name == "PREFILL" else "decode"]
@@ -127,7 +99,3 @@ def _product(weight: str, result: str) -> str:
     match = WEIGHT.fullmatch(weight)
     kind = match.group(1) if match else result.split("-")[0]
     return kind if kind in PRODUCTS or kind in ("kq", "kqv") else "other"
-
-
-def _per_element(operand: Operand) -> float:
-    return operand.n_bytes / operand.n_elements if operand.n_elements else 0.0

@@ -1,8 +1,7 @@
 """A cell of kind "trace": one request recorded operator by operator, between the same request unrecorded.
 
 Requests alternate, unrecorded first and last, on two contexts of one model in one process, so that a recording is
-compared with its neighbours. Both contexts warm up with a short request; the recorded one includes its views, whose
-time is the minimum cost of recording a node. Sums go into the row.
+compared with its neighbours. Both contexts warm up with a short request. Sums go into the row.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from llama_meter.cells import Trace
 from llama_meter.engine import library
 from llama_meter.engine.session import Session
 from llama_meter.engine.spans import ADDS_UP, Timeline
-from llama_meter.engine.timeline import EMPTY, Recorder, clock, request
+from llama_meter.engine.timeline import Recorder, clock, request
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import sessions, watch
 from llama_meter.measure.proof import tolerance
@@ -44,8 +43,7 @@ class Requests:
 def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
     """Record `cell.repetitions` requests of `n_prompt` tokens and `n_gen` steps, each between two unrecorded ones.
 
-    `series`: nanoseconds per recording, and bytes, FLOPs and nodes of one, by "phase/class/quantity"; and what each
-    phase took, "phase/recorded" and "phase/plain", in nanoseconds per request.
+    `series`: nanoseconds per recording, and bytes, FLOPs and nodes of one, by "phase/class/quantity".
     """
     library.capture_log([])
     room = cell.n_prompt + cell.n_gen
@@ -53,31 +51,22 @@ def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
     with Session(path, sessions.config(cell, room)) as session, Recorder(session) as recorder:
         load_ns = clock() - start
         tokens = np.random.default_rng(cell.seed).integers(FIRST_TOKEN, session.n_vocab, room, np.int32)
-        floor_ns = _warm_up(session, recorder, tokens[: cell.n_prompt], tokens[cell.n_prompt :])
+        short = tokens[:WARM_PROMPT], tokens[WARM_PROMPT:][:WARM_STEPS]
+        request(session, *short)
+        recorder.record(*short)
         stage("record")
         done = _requests(cell, session, recorder, tokens)
         evaluated = session.n_evaluated == recorder.n_evaluated == room
-    checks = _checks(cell, done) | {"evaluated": evaluated, "floor_ns": floor_ns}
+    checks = _checks(cell, done) | {"evaluated": evaluated}
     return Measured(
         samples_ns=[np.diff(stamps[1:]).tolist() or [stamps[1] - stamps[0]] for stamps in done.plain],
         prefill_ns=[stamps[1] - stamps[0] for stamps in done.plain],
         load_ns=load_ns,
         n_evaluated=room * cell.repetitions,
         checks=checks,
-        series=_sums(done.timelines) | _durations(done),
+        series=_sums(done.timelines),
         valid=passed(checks),
     )
-
-
-def _warm_up(session: Session, recorder: Recorder, prompt: np.ndarray, following: np.ndarray) -> float:
-    """Short requests in both contexts; the median nanoseconds of a node that computes nothing."""
-    short = prompt[:WARM_PROMPT], following[:WARM_STEPS]
-    request(session, *short)
-    recorder.views = True
-    timeline, _ = recorder.record(*short)
-    recorder.views = False
-    spans = (span for phase in timeline.phases for span in phase.spans if span.kind == "operator")
-    return float(median(span.duration for span in spans if timeline.nodes[span.node].op in EMPTY))
 
 
 def _requests(cell: Trace, session: Session, recorder: Recorder, tokens: np.ndarray) -> Requests:
@@ -120,17 +109,6 @@ def _sums(timelines: list[Timeline]) -> dict[str, list[float]]:
             series[f"{kind}/{name}/ns"] = [row[kind][name].ns for row in rows]
             if work.nodes:
                 series |= {f"{kind}/{name}/{what}": [getattr(work, name_of)] for what, name_of in COUNTED.items()}
-    return series
-
-
-def _durations(done: Requests) -> dict[str, list[float]]:
-    """Nanoseconds of each phase in every recorded and every plain request."""
-    recorded = [[t.phases[0].start, *(phase.end for phase in t.phases)] for t in done.timelines]
-    series: dict[str, list[float]] = {}
-    for what, every in (("recorded", recorded), ("plain", done.plain)):
-        series[f"prefill/{what}"] = [stamps[1] - stamps[0] for stamps in every]
-        if len(every[0]) > 2:
-            series[f"decode/{what}"] = [stamps[-1] - stamps[1] for stamps in every]
     return series
 
 
