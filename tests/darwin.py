@@ -57,19 +57,11 @@ class MacCPUTimes(NamedTuple):
     idle: float
 
 
-cpu_times, full_memory = psutil.cpu_times, psutil.Process.memory_full_info
+cpu_times = psutil.cpu_times
 
 
 def mac_cpu_times(percpu=False):
     return MacCPUTimes(*(getattr(cpu_times(), name) for name in MacCPUTimes._fields))
-
-
-def mac_memory(process):
-    """Whoever asks for pages of another process needs the right to debug it, a child's too."""
-    if process.pid != os.getpid():
-        raise psutil.AccessDenied(process.pid)
-    found = full_memory(process)
-    return SimpleNamespace(rss=found.rss, uss=found.uss)
 
 
 ABSENT = ((os, "sched_getaffinity"), (os, "posix_fadvise"), (psutil.Process, "memory_maps"), (time, "CLOCK_BOOTTIME"))
@@ -84,7 +76,6 @@ def changes():
         (machine, "GROUPS", NOWHERE),
         (psutil, "cpu_times", mac_cpu_times),
         (psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=True)),
-        (psutil.Process, "memory_full_info", mac_memory),
         *((where, name, LACKING) for where, name in ABSENT if hasattr(where, name)),
     ]
 

@@ -46,8 +46,6 @@ def test_a_mac_is_what_its_own_tools_say_and_what_only_linux_counts_is_unknown(m
     unknown = {"waited_ns", "stolen_ns", "stalled_ns", "hot", "throttled_ns"}
     assert {name for name, count in found.items() if count is None} == unknown
     assert found["busy_ns"] > 0
-    with pytest.raises(psutil.AccessDenied):
-        psutil.Process(os.getppid()).memory_full_info()
     told = "import os\nfrom llama_meter.measure import machine\nprint(machine.MACOS, hasattr(os, 'posix_fadvise'))"
     said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "True False", "it is one for children too"
@@ -233,15 +231,8 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     assert outcome.status == "ok", outcome.failure
     found = outcome.measured
     assert found.valid, found.checks
-    assert len(found.series["private"]) == len(found.series["before private"]) == 2
-    assert "pss" not in found.series
     assert not found.series["mapped"], "how much of the file is in memory is not known there"
-    for name in (
-        "CPU_Mapped",
-        "MTL0_Mapped",
-        "MTL0_Private",
-        "CPU_REPACK",
-    ):
+    for name in ("CPU_Mapped", "MTL0_Mapped", "MTL0_Private", "CPU_REPACK"):
         log = f"load_tensors: {name:>12} model buffer size =   512.00 MiB\n"
         assert replica.weights(log) == ((2.0**29, 0) if name.endswith("Mapped") else (0, 2.0**29))
 

@@ -102,7 +102,6 @@ def test_mapped_weights_are_in_memory_once_private_and_repacked_ones_once_a_proc
     assert mapped.checks["own_bytes"] == 0
     assert sum(private.series["mapped"]) == 0
     assert private.checks["own_bytes"] == pytest.approx(size, rel=0.05)
-    assert sum(private.series["private"]) > sum(mapped.series["private"]) + size
     assert sum(repacked.series["mapped"]) > 0
     assert repacked.checks["own_bytes"] > 0
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -359,21 +358,6 @@ def how_ended(code: int) -> str:
 
 
 # ---------------------------------------------------------------- memory
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of a process in memory; None where the system does not count them (macOS has no shares of pages)."""
-
-    rss: int  # all of its pages
-    private: int | None  # pages of this process alone
-    pss: int | None  # private pages, and this process's share of each shared page
-
-
-def memory() -> Memory:
-    """Memory held by this process now; the call takes some milliseconds. macOS does not report other processes."""
-    info = psutil.Process().memory_full_info()
-    return Memory(info.rss, getattr(info, "uss", None), getattr(info, "pss", None))
 
 
 def mapped(path: Path) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 
 from llama_meter.cells import Replicas
 from llama_meter.engine import library
@@ -55,9 +56,9 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
-    """The replica's memory, and its share of the model file's pages (bytes) where the system reports it."""
+    """Bytes of the replica's memory, and of its share of the model file's pages where the system reports it."""
 
-    memory: machine.Memory
+    rss: int
     mapped: int | None
 
 
@@ -92,7 +93,6 @@ def run(task: Task, say: Callable[[msgspec.Struct], None], stamps: np.ndarray) -
     cell, log = task.cell, list[str]()
     library.capture_log(log)
     say(Started(at_ns=clock()))
-    say(_weighed(task.path))
     start = clock()
     with Session(task.path, config(cell)) as session:
         load_ns = clock() - start
@@ -102,7 +102,7 @@ def run(task: Task, say: Callable[[msgspec.Struct], None], stamps: np.ndarray) -
         session.clear()
         mapped, own = weights("".join(log))
         say(Loaded(load_ns=load_ns, mapped_bytes=mapped, own_bytes=own, splits=library.splits()))
-        say(_weighed(task.path))
+        say(Weighed(rss=psutil.Process().memory_info().rss, mapped=machine.mapped(Path(task.path))))
         with watch.timed():
             _prompts(session, cell, tokens, stamps[: cell.n_seq])
             _steps(session, cell, tokens, stamps[cell.n_seq :], waits=task.number == cell.killed)
@@ -116,10 +116,6 @@ def weights(log: str) -> tuple[float, float]:
     """Bytes of weights by the engine's log: (in the file's pages, in memory of its own)."""
     sizes = [(name.endswith(MAPPED), float(size) * 2**20) for name, size in WEIGHTS.findall(log)]
     return sum(size for mapped, size in sizes if mapped), sum(size for mapped, size in sizes if not mapped)
-
-
-def _weighed(path: str) -> Weighed:
-    return Weighed(memory=machine.memory(), mapped=machine.mapped(Path(path)))
 
 
 def _draw(cell: Replicas, number: int, n_vocab: int) -> Prompts:

@@ -14,7 +14,7 @@ from llama_meter.measure.peers import Go, Peer, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.rows import Measured, Request, passed
 from plamo_study.studies.batch_scaling import replica
-from plamo_study.studies.batch_scaling.replica import Answered, Proved, Task, Weighed
+from plamo_study.studies.batch_scaling.replica import Answered, Proved, Task
 
 LOOK_S = 5e-4  # between polls of the progress of the replica to be killed
 KILLED = "its process was killed"
@@ -45,9 +45,8 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
 
     `requests`: one per sequence, "PROCESS/SEQUENCE"; times since the common start. `samples_ns`: one list per process,
     one number per step; `prefill_ns`: its prompts before. `series`, one number per process: "start" (s until it could
-    load), "load" (s); bytes of memory "rss", "private", "pss" when all had loaded, with "before" the same before any
-    did, and "mapped", its share of the file's pages. One number per sequence: "error", its last logits against itself
-    alone.
+    load), "load" (s); "mapped", bytes of its share of the file's pages when all had loaded. One number per sequence:
+    "error", its last logits against itself alone.
     """
     with tempfile.TemporaryFile() as file:
         file.truncate(8 * cell.n_processes * (cell.n_seq + cell.n_gen))
@@ -61,15 +60,12 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         with peers.started(replica.__name__, tasks, [file.fileno()]) as alive:
             crew = Crew(alive)
             started = [(said.at_ns - begin) / 1e9 for said in crew.hear()]
-            crew.go()
-            memory = _series("before ", crew.hear())
             stage("load")
             crew.go()
             loaded = crew.hear()
             crew.go()
             weighed = crew.hear()
-            memory |= _series("", weighed)
-            memory["mapped"] = [float(said.mapped) for said in weighed if said.mapped is not None]
+            mapped = [float(said.mapped) for said in weighed if said.mapped is not None]
             stage("answer")
             begin = clock()
             crew.go()
@@ -91,10 +87,15 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         splits=loaded[0].splits,
         n_evaluated=sum(said.n_evaluated for said in answered),
         checks=checks,
-        series={"start": started, "load": [said.load_ns / 1e9 for said in loaded], "error": _errors(proved)} | memory,
+        series={
+            "start": started,
+            "load": [said.load_ns / 1e9 for said in loaded],
+            "error": _errors(proved),
+            "mapped": mapped,
+        },
         requests=requests,
         valid=passed(checks),
-        peak_rss_bytes=int(sum(memory["rss"])),
+        peak_rss_bytes=sum(said.rss for said in weighed),
     )
 
 
@@ -104,11 +105,6 @@ def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
     while not stamps[cell.killed, cell.n_seq + (cell.n_gen - 1) // 2] and victim.process.poll() is None:
         time.sleep(LOOK_S)
     victim.kill()
-
-
-def _series(when: str, weighed: list[Weighed]) -> dict[str, list[float]]:
-    sizes = {name: [getattr(said.memory, name) for said in weighed] for name in ("rss", "private", "pss")}
-    return {when + name: values for name, values in sizes.items() if None not in values}
 
 
 def _requests(cell: Replicas, stamps: np.ndarray, begin: int) -> Iterator[Request]:

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from llama_meter.cells import Handover, Relay
 from llama_meter.engine import library
 from llama_meter.engine.session import EngineError, Session
 from llama_meter.engine.states import PARTS, spliced
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine, phases, sessions, watch
+from llama_meter.measure import phases, sessions, watch
 from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import parting, tolerance
 from llama_meter.models.registry import GIVEN
@@ -237,7 +238,7 @@ def relay(cell: Relay, path: Path, stage: Stage, *others: Path) -> Measured:
     of each file. `n_bytes`: of one state. StudyError for files of two vocabularies.
     """
     library.capture_log([])
-    opened, loads, warmup, resident = list[Session](), list[float](), 0, [float(machine.memory().rss)]
+    opened, loads, warmup, resident = list[Session](), list[float](), 0, [float(psutil.Process().memory_info().rss)]
     n_tokens = cell.n_prompt + cell.n_gen
     with ExitStack() as stack:
         for file in (path, *others):
@@ -250,7 +251,7 @@ def relay(cell: Relay, path: Path, stage: Stage, *others: Path) -> Measured:
             tokens = sessions.random_tokens(cell.seed, opened[-1].n_vocab, *shape)
             _warm(opened[-1], tokens[0, 0])
             warmup += clock() - start
-            resident.append(float(machine.memory().rss))
+            resident.append(float(psutil.Process().memory_info().rss))
         reader, writer = opened[0], opened[-1]
         if reader.n_vocab != writer.n_vocab:
             why = f"knows {writer.n_vocab} tokens, and the reader {reader.n_vocab}"
