@@ -16,7 +16,6 @@ REPLIES = {  # to who asks for a completion
     "refuses": (503, b'{"error": {"message": "all slots are busy"}}'),
     "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}, ensure_ascii=False).encode()),
     "wants_a_key": (401, b'{"error": "no key"}'),
-    "is_a_page": (200, b"<!doctype html>"),
 }
 STREAMS = {  # the one event of an answer that then ends
     "says_error": b'{"error": {"message": "out of memory"}}',
@@ -29,7 +28,6 @@ STREAMS = {  # the one event of an answer that then ends
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     way = ""
-    busy = 0
     dying = False
     asking: ClassVar[list[str]] = []  # prompts that are being answered
     asked_before = 0
@@ -42,14 +40,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Handler.keys.append(self.headers.get("Authorization", ""))
-        Handler.busy += 1
         Handler.asking.append(prompt := asked.get("prompt", ""))
         try:
             self.complete(asked)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         finally:
-            Handler.busy -= 1
             Handler.asking.remove(prompt)
 
     def complete(self, asked):
@@ -67,15 +63,6 @@ class Handler(BaseHTTPRequestHandler):
     def counts_nothing(self, asked):
         self.well(asked, counts=False)
 
-    def drips_later(self, asked):
-        self.well(asked) if asked["prompt"] == "Hello" else self.drips(asked)
-
-    def drips(self, asked):
-        self.begin()
-        while True:
-            self.chunk(b"d")
-            time.sleep(0.05)
-
     def well(self, asked, counts=True):
         self.begin()
         words = [*WORDS, asked["prompt"][:8]][: asked["max_tokens"]]
@@ -91,14 +78,6 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.002)
             self.event({"choices": [{"delta": {"reasoning": "word "}}]})
         self.end(asked["max_tokens"], max(len(asked["prompt"]) // 3, 3))
-
-    def mixes(self, asked):
-        """The answer depends on who else is asking."""
-        time.sleep(0.05)
-        others = Handler.busy
-        self.begin()
-        self.tell("alone" if others == 1 else f"with {others}")
-        self.end(1)
 
     # An answer of its prompt's own, or one that parts from it at the third word: that word led by so many nats alone.
 
@@ -116,13 +95,6 @@ class Handler(BaseHTTPRequestHandler):
         """As batch-variant kernels do: the shortest prompts have a near-tie, which the batch decides."""
         self.speak(asked, bool(self.others(asked)) and len(asked["prompt"]) < 700, lead=0.05)
 
-    def rounds_untold(self, asked):
-        """The same, and the server gives no log probabilities."""
-        self.rounds(asked | {"logprobs": None})
-
-    def rounds_everything(self, asked):
-        self.speak(asked, bool(self.others(asked)), lead=0.05)
-
     def samples(self, asked):
         """Every third answer is another one, neighbours or not."""
         Handler.asked_before += 1
@@ -134,12 +106,6 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(429, b'{"error": {"message": "slow down"}}')
         else:
             self.speak(asked)
-
-    def repeats(self, asked):
-        """The same answer to every prompt."""
-        self.begin()
-        self.tell("I cannot help with that.")
-        self.end(6)
 
     def others(self, asked):
         """Prompts of those who ask meanwhile."""
@@ -156,18 +122,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end(4)
 
     def dies_together(self, asked):
-        time.sleep(0.05)
-        self.die_if_not_alone()
-        self.well(asked)
-
-    def die_if_not_alone(self):
         """Ends as a large process does: it answers nobody any more, and holds its port until its memory is written."""
-        Handler.dying |= Handler.busy > 1
+        time.sleep(0.05)
+        Handler.dying |= len(Handler.asking) > 1
         if Handler.dying:
             sys.stdout.write("GGML_ASSERT(fits) failed\n")
             sys.stdout.flush()
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGABRT)).start()
             raise ConnectionResetError
+        self.well(asked)
 
     def in_pairs(self, asked):
         """Two tokens a chunk, an empty chunk first."""
@@ -190,20 +153,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end(2)
 
     def hangs(self, asked):
+        if asked["prompt"] == "Hello":
+            return self.well(asked)
         self.begin()
         self.tell("one ")
-        time.sleep(30)
-
-    def cut(self, asked):
-        self.begin()
-        self.tell("one ")
-        self.close_connection = True
-
-    def redirects(self, asked):
-        self.send_response(307)
-        self.send_header("Location", "http://127.0.0.1:1/v1/completions")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        return time.sleep(30)
 
     # ---------------------------------------------------------------- pieces
 

@@ -84,12 +84,12 @@ async def opened(web: Client, target: Target, prompts: Sequence[Prompt], arrival
 
 async def sought(
     web: Client, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
-) -> tuple[Loaded, list[tuple[float, float, float]]]:
+) -> tuple[Loaded, list[tuple[float, float]]]:
     """Search for the knee, the highest rate of arrivals at which a server meets its objectives, by bisection.
 
     A rate meets them when ENOUGH of its requests do. The logarithm of the rate is bisected, so the steps hold a
     bracket: one rate that met and one that did not. Returns the load at the highest rate that met (if none did, the
-    first one tried), and of every step the rate, the share of requests that met, and the client's lag in seconds.
+    first one tried), and of every step the rate and the share of requests that met.
     The arrivals' `seed` must differ between servers; otherwise all get the same lucky or unlucky loads.
     """
     low, high = LOWEST / alone_s, HIGHEST * cell.n_seq / alone_s
@@ -103,7 +103,7 @@ async def sought(
             OBJECTIVES[cell.scale].met_by(answer.due_ns, answer.token_ns, answer.failure) for answer in loaded.answers
         ]
         share = sum(met) / len(prompts)
-        steps.append((rate, share, loaded.late_ns / 1e9))
+        steps.append((rate, share))
         if share >= ENOUGH:
             low, best = rate, loaded
         else:

@@ -17,7 +17,7 @@ import psutil
 from llama_meter.cells import Serving
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine, watch
+from llama_meter.measure import watch
 from llama_meter.measure.tolerance import SAME
 from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, server
@@ -27,20 +27,17 @@ from llama_meter.serve.objectives import DISTINCT
 from llama_meter.serve.server import Server, Setup
 
 ROOM = 64  # tokens of a slot beside prompt and answer
-FLOOR = 20  # empty requests that time HTTP alone
 TOP = 2  # likeliest tokens whose log probabilities are asked for alone
 
 
 @dataclass
 class Done:
-    """Outcome of a cell: every prompt alone, the load, the seconds of empty requests, and how the server ended."""
+    """Outcome of a cell: every prompt alone, the load, and how the server ended."""
 
     alone: list[Answer]
     loaded: Loaded
-    floor_s: list[float]
     ended: str = ""
-    steps: Sequence[tuple[float, float, float]] = ()  # of the search for the knee: rate, share that met, lag
-    switches: int = 0  # times that the server's threads were scheduled under the load; 0 where not counted
+    steps: Sequence[tuple[float, float]] = ()  # of the search for the knee: rate, and share that met
     seed: int = 0  # of arrivals at random times
 
 
@@ -51,9 +48,8 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     answered requests. `series`, one number per request: "n_prompt" and "n_gen" by the server's count, "prompt_ms" and
     "answer_ms" by its own clock, "differs" the first token that differs from the answer alone (-1: none), "gap"
     the likeliest token's lead there (nats). "lag" (s): the client's median, 95th percentile and maximum.
-    "floor" (s): empty requests. "switches": times that the server's threads were scheduled. "rates", "met", "late":
-    the steps of the knee search; "seed": of arrivals at random times, drawn anew for every server: they would share
-    the luck of one draw.
+    "rates", "met": the steps of the knee search; "seed": of arrivals at random times, drawn anew for every server: they
+    would share the luck of one draw.
     """
     n, folder = min(cell.n_requests, DISTINCT), os.environ.get("LLAMA_CPP_LIB_PATH")
     prompts = load.of_lengths(path, [cell.n_prompt] * n, [cell.n_gen] * n, cell.seed)
@@ -82,14 +78,11 @@ async def _done(
 ) -> Done:
     stage("warm")
     await client.ask(web, target, prompts[0])
-    floor = [await _empty(web, target.url + server.READY) for _ in range(FLOOR)]
     stage("alone")
     alone = [await client.ask(web, target, prompt, top=TOP) for prompt in prompts]
     stage("serve")
-    before = _timeslices(running.process.pid)
     with watch.timed(running.process.pid):
-        done = await _loaded(web, target, prompts, cell, Done(alone, Loaded([], clock()), floor))
-    done.switches = max(_timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
+        done = await _loaded(web, target, prompts, cell, Done(alone, Loaded([], clock())))
     done.ended = running.ended(1.0 if any(answer.failure for answer in done.loaded.answers) else 0.0)
     return done
 
@@ -108,18 +101,6 @@ async def _loaded(web: Client, target: Target, prompts: list[Prompt], cell: Serv
         due = load.arrivals(cell.n_requests, cell.per_second, done.seed)
         done.loaded = await load.opened(web, target, requests, due)
     return done
-
-
-def _timeslices(pid: int) -> int:
-    """How often the living threads of a process have been scheduled so far; 0 where it is not counted."""
-    return sum(times for _, _, times in machine.threads(pid).values())
-
-
-async def _empty(web: Client, url: str) -> float:
-    """Seconds of an empty request: the cost of HTTP alone."""
-    begin = clock()
-    await web.get(url)
-    return (clock() - begin) / 1e9
 
 
 def measured(done: Done, load_ns: int, rss: int) -> Measured:
@@ -146,11 +127,9 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "differs": [float(parting.token) for parting in partings],
         "gap": [SAME if math.isnan(parting.lead) else parting.lead for parting in partings],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
-        "floor": done.floor_s,
-        "switches": [float(done.switches)],
     }
     if done.steps:
-        series |= {name: [step[i] for step in done.steps] for i, name in enumerate(("rates", "met", "late"))}
+        series |= {name: [step[i] for step in done.steps] for i, name in enumerate(("rates", "met"))}
     if done.seed:
         series["seed"] = [float(done.seed)]
     return Measured(
