@@ -27,7 +27,6 @@ LONGEST = (
     "test_alone",
     "test_quantize",
     "test_night",
-    "test_doors",
     "test_probe",
     "test_engines",
     "test_oracle",

@@ -13,7 +13,9 @@ import nbformat
 import pytest
 from conftest import mini_file
 
-from llama_meter import journal, paths
+from llama_meter import disk, journal, paths
+from plamo_study.cli.terminal import Terminal, grid
+from plamo_study.publish.pages import publish
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """
@@ -74,8 +76,6 @@ WRONG = (
     (("study", "--minutes", "nan"), "--minutes"),
     (("run", "01", "--engine", "/nowhere"), "libllama"),
     (("run", "01", "--device", "tpu"), "device 'tpu'"),
-    (("run", "01", "-p", "device", "tpu"), "device 'tpu'"),
-    (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
     (("measure", "04-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
@@ -84,6 +84,12 @@ WRONG = (
     (("models", "quantize", "nowhere.gguf", "--type", "Q99"), "type 'Q99'"),
     (("publish",), "no executed notebook"),
     (("frobnicate",), "No such command"),
+    (("models", "check", "x" * 300), "File name too long"),
+    (("models", "quantize", str(mini_file()), "--type", "Q8_0", "--out", str(paths.ROOT / "README.md")), "--force"),
+    (("models", "quantize", str(mini_file()), "--type", "Q8_0", "--out", str(paths.ROOT)), "folder"),
+    (("models", "check", str(mini_file()), "--repair", ""), "names no file"),
+    (("probe", "http://[::1"), "address"),
+    (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
 )
 EACH = """
 import contextlib, io, json, sys
@@ -100,21 +106,19 @@ json.dump(said, sys.stdout)
 """
 
 
-def in_one_process(root, *asked, limit=None, file_limit=None, prefix=(), **environment):
+def in_one_process(root, *asked, file_limit=None, **environment):
     """Exit code and what was said of several commands, one after the other: loading the command line takes a second.
 
-    `limit`: bytes that the process may take, `file_limit`: that a file may have; `prefix` begins the command.
+    `file_limit`: bytes that a file may have.
     """
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
     if file_limit:
         everything["PYTHONDONTWRITEBYTECODE"] = "1"  # Python would keep a torn module
-    command = [*prefix, sys.executable, "-c", EACH]
-    limits = {resource.RLIMIT_DATA: limit, resource.RLIMIT_FSIZE: file_limit}
+    command = [sys.executable, "-c", EACH]
 
     def hold():
-        for what, most in limits.items():
-            if most:
-                resource.setrlimit(what, (most, most))
+        if file_limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
     pipes = {"input": json.dumps(asked), "capture_output": True, "text": True}
     done = subprocess.run(command, **pipes, env=everything, check=False, preexec_fn=hold)
@@ -139,65 +143,6 @@ def test_bad_input_is_one_clear_message_and_exit_code_two(answers, arguments, me
     assert message in said
 
 
-TEXT = str(paths.ROOT / "README.md")
-ENDING = {  # every command, with arguments that bring it to an end within some seconds
-    "study": ["--minutes", "nan"],
-    "run": ["99-nothing"],
-    "measure": ["01-phase-asymmetry", "--minutes", "0.001"],
-    "publish": [],
-    "probe": ["http://127.0.0.1:9"],
-    "models list": [],
-    "models fetch": ["owner//nothing", "a.gguf"],
-    "models check": [str(mini_file())],
-    "models quantize": [str(mini_file()), "--type", "Q9"],
-    "engine build": ["nothing"],
-    "engine list": [],
-}
-FORKED = """
-import json, os, sys
-from plamo_study.cli import main
-import typer
-
-def leaves(command, *names):
-    for name, each in getattr(command, "commands", {}).items():
-        yield from leaves(each, *names, name)
-    if names and not hasattr(command, "commands"):
-        yield " ".join(names)
-
-def mapped():
-    with open("/proc/self/maps") as maps:
-        return sorted({line.split()[-1] for line in maps if "libllama" in line or "libggml" in line})
-
-ending, found, reading = json.load(sys.stdin), {"": mapped()}, {}
-assert set(ending) == set(leaves(typer.main.get_command(main.app)))
-for name, arguments in ending.items():
-    answer, asked = os.pipe()
-    if not os.fork():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        sys.argv[1:] = [*name.split(), *arguments]
-        try:
-            main.main()
-        finally:
-            os.write(asked, json.dumps(mapped()).encode())
-            os._exit(0)
-    os.close(asked)
-    reading[name] = open(answer)
-for name, answer in reading.items():
-    found[name] = json.loads(answer.read())
-json.dump(found, sys.stdout)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not list what a process maps")
-def test_no_command_maps_the_engine_s_libraries_which_its_workers_load(root):
-    everything = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
-    pipes = {"input": json.dumps(ENDING), "capture_output": True, "text": True, "cwd": root}
-    done = subprocess.run([sys.executable, "-c", FORKED], env=everything, check=True, **pipes)
-    assert {name: mapped for name, mapped in json.loads(done.stdout).items() if mapped} == {}
-
-
 def test_models_are_listed_with_their_assumptions(root):
     ((code, said),) = in_one_process(root, ("models", "list"))
     assert code == 0
@@ -206,26 +151,12 @@ def test_models_are_listed_with_their_assumptions(root):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("broken", "arguments", "message"),
-    [
-        ("", ("measure", "01-phase-asymmetry"), "cannot be written"),
-        ("plamo-2-1b.mini.F16.gguf", ("measure", "01-phase-asymmetry"), "plamo-2-1b.mini.F16.gguf"),
-    ],
-)
-def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_mends_them(
-    broken, arguments, message, tmp_path
-):
-    models = tmp_path / "data/models"
-    models.parent.mkdir()
+def test_a_folder_that_is_a_file_is_named_with_what_mends_it(tmp_path):
+    (tmp_path / "data").mkdir()
     (tmp_path / "data/models.toml").symlink_to(paths.MODELS_TOML)
-    if broken:
-        models.mkdir()
-        (models / broken).write_bytes((paths.MODELS / broken).read_bytes()[:1_000_000])
-    else:
-        models.write_text("not a folder")
-    done = run(tmp_path, *arguments)
-    assert (done.returncode, message in done.stderr, "mend:" in done.stderr) == (2, True, True), done.stderr
+    (tmp_path / "data/models").write_text("not a folder")
+    done = run(tmp_path, "measure", "01-phase-asymmetry")
+    assert (done.returncode, "mend:" in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -291,3 +222,77 @@ def test_a_page_that_there_is_no_time_for_is_an_error_and_shows_no_recorded_rows
     assert not list(place.glob("local/*.jsonl")) or '"kind":"row"' not in "".join(
         path.read_text() for path in place.glob("local/*.jsonl")
     )
+
+
+# ------------------------------------------------------------------ full disks
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A project with an executed notebook, and two others of which one prints more than fits on a small disk."""
+    for name in ("data/models.toml", "data/published", "data/measured/reference"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(paths.ROOT / name)
+    (tmp_path / "reports").mkdir()
+    shutil.copytree(Path(__file__).parent / "notebooks", tmp_path / "notebooks")
+    plain = nbformat.read(tmp_path / "notebooks/plain.ipynb", as_version=4)
+    for number, cell in enumerate(plain.cells):
+        if cell.cell_type == "code":
+            cell.execution_count = number
+    nbformat.write(plain, tmp_path / "reports/plain.ipynb")
+    for name, code in (("large", "print('x' * 200_000)"), ("small", "1 + 1")):
+        given = nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]})
+        plain.cells = [nbformat.v4.new_markdown_cell("# Is there room?"), given, nbformat.v4.new_code_cell(code)]
+        nbformat.write(plain, tmp_path / f"notebooks/{name}.ipynb")
+    return tmp_path
+
+
+@pytest.mark.long
+def test_a_full_disk_leaves_the_pages_that_were_there_and_the_next_notebook_runs(small):
+    reports = small / "reports"
+    publish([reports / "plain.ipynb"], reports, index=True)
+    before = {path.name: path.read_bytes() for path in reports.glob("*.html*")}
+    ((code, said),) = in_one_process(small, ("publish", "--author", "Jane"), file_limit=2_000)
+    assert (code, "mend:" in said, "File too large" in said) == (2, True, True), said
+    assert {path.name: path.read_bytes() for path in reports.glob("*.html*")} == before
+    asked = ("run", "large", "small", "-p", "source", "recorded")
+    ((code, said),) = in_one_process(small, asked, file_limit=100_000)
+    assert (code, "large.ipynb" in said, "ulimit -f" in said) == (1, True, True), said
+    assert not (reports / "large.ipynb").exists()
+    assert (reports / "small.ipynb").exists()
+
+
+# ------------------------------------------------------------------ what a terminal shows
+
+
+def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatch, capsys):
+    assert disk.plain("\x1b]0;o\x07 \u202ee a\rb \udc80") == "\\x1b]0;o\\x07 \\x202ee a\\x0db \\xdc80"
+    assert disk.plain(fine := "a line\n\tand 日本語\u3000の行") == fine
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    table = grid("name")
+    table.add_row("\x1b[2J[bold]x[/bold]")
+    console = Terminal()
+    console.print(table)
+    console.print("\x1b[2J[/nothing]", style="red")
+    said = capsys.readouterr().out
+    assert "\x1b[31m" in said
+    assert "\x1b[2J" not in said
+    assert "[bold]x[/bold]" in said
+
+
+def test_a_word_that_does_not_fit_a_table_is_folded_and_never_cut(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    table = grid("name", "size")
+    table.add_row("a-long-name-of-a-file-in-a-row", "1,000,000")
+    Terminal().print(table)
+    lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line[:1] == "│"]
+    columns = ["".join(map(str.strip, column)) for column in zip(*lines, strict=True)]
+    assert columns == ["a-long-name-of-a-file-in-a-row", "1,000,000"]
+
+
+@pytest.mark.long
+def test_what_an_output_cannot_encode_is_escaped(root, tmp_path):
+    name = shutil.copy(mini_file("plamo-2-draft"), tmp_path / "文字é😀.gguf")
+    done = run(root, "models", "check", str(name), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert r"\u6587\u5b57" in done.stdout

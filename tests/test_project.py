@@ -47,19 +47,6 @@ def test_every_command_says_what_it_does():
     assert [name for name, command in commands(get_command(cli.app)) if not command.help] == []
 
 
-COUNTED = """
-import json, sys
-import pytest
-
-class Counted:
-    def pytest_collection_finish(self, session):
-        marks = [[each.args[0] for each in item.iter_markers("case")] for item in session.items]
-        print(json.dumps(marks), file=sys.stderr)
-
-sys.exit(pytest.main(["-o", "addopts=-p early", "-m", "case", "--collect-only", *sys.argv[1:]], [Counted()]))
-"""
-
-
 def test_conda_gets_what_is_locked():
     named = dict(re.findall(r"      - ([\w.-]+)==(\S+)", (paths.ROOT / "environment.yml").read_text()))
     assert named == DECLARED

@@ -31,6 +31,7 @@ project("llama.cpp" NONE)
 option(GGML_METAL "ggml: use Metal" ON)
 file(WRITE "${CMAKE_BINARY_DIR}/metal" "${GGML_METAL}")
 """
+NAME = r"^([a-z][\w.-]*)=="  # of a locked package
 MAKES = [found for found in ("make-3.81", "make") if shutil.which(found)]
 AWKS = [awk for awk in ("original-awk", "mawk", "gawk", "awk") if shutil.which(awk)]  # the first is macOS's
 TOOL = """\
@@ -65,23 +66,15 @@ def make(folder, *arguments, by="make", **variables):
     return subprocess.run([by, *arguments], cwd=folder, env=told, capture_output=True, text=True, check=False)
 
 
-def dry(folder, by="make"):
-    """The commands of setting up, one a line."""
-    return make(folder, "-n", ".venv/.ready", by=by).stdout.replace("\\\n", "").splitlines()
-
-
 @pytest.mark.parametrize("by", MAKES)
 @pytest.mark.parametrize(
     ("said", "where", "why"),
     [
         ({"version": (3, 9)}, "house", "Python 3.9: the locked packages are for 3.11 to 3.14"),
-        ({"version": (3, 15)}, "house", "Python 3.15: the locked packages are for 3.11 to 3.14"),
         ({"machine": "x86_64", "system": "Darwin"}, "house", "Python for x86_64 (an Intel Mac's, or under Rosetta)"),
         ({"machine": "arm64", "system": "Darwin"}, "a blank", "a blank: a blank, a quote, a colon"),
-        ({}, "somebody's", "somebody's: a blank, a quote, a colon"),
-        ({}, "a;b", "a;b: a blank, a quote, a colon"),
     ],
-    ids=["an old Python", "a new Python", "Rosetta", "a blank", "a quote", "a semicolon"],
+    ids=["an old Python", "Rosetta", "a blank"],
 )
 def test_what_cannot_be_set_up_is_said_in_one_sentence_before_anything_is_made(house, tmp_path, said, where, why, by):
     folder = house.rename(tmp_path / where)
@@ -97,19 +90,6 @@ def test_what_is_asked_of_a_python_is_asked_in_words_that_an_old_one_reads(house
     ast.parse((house / "tools/fits.py").read_text(), feature_version=(3, 4))
     for fits in ({"version": (3, 11)}, {"version": (3, 14)}, {"machine": "arm64", "system": "Darwin"}):
         assert subprocess.run([python(house.parent, **fits), "tools/fits.py"], cwd=house, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("awk", AWKS)
-def test_the_lock_is_divided_alike_by_every_awk(house, awk):
-    (house / ".venv").mkdir()
-    for command in dry(house):
-        if command.startswith("awk "):
-            subprocess.run(command.replace("awk", awk, 1), shell=True, cwd=house, check=True)
-    tools, uv = ((house / ".venv" / f"{name}.lock").read_text() for name in ("tools", "uv"))
-    locked = re.findall(r"^([a-z][\w.-]*)==", (house / "requirements.lock").read_text(), re.MULTILINE)
-    assert re.findall(r"^([a-z][\w.-]*)==", tools, re.MULTILINE) == [name for name in locked if name != builds.PACKAGE]
-    assert re.findall(r"^([a-z][\w.-]*)==", uv, re.MULTILINE) == ["uv"]
-    assert uv.count("--hash=") > 0
 
 
 @pytest.mark.parametrize("awk", AWKS)
@@ -131,7 +111,10 @@ def test_every_make_with_every_awk_sets_up_once_and_alike(house, tmp_path, by, a
     flags = engine.partition(" with ")[2]
     assert flags.startswith("-DCMAKE_C_FLAGS=-U__AMX_INT8__ ")
     assert flags.endswith(f" -DCMAKE_PROJECT_INCLUDE={house}/tools/engine.cmake -DGGML_METAL=OFF")
-    assert "\nllama-cpp-python==" not in (house / ".venv" / "tools.lock").read_text()
+    tools, uv = ((house / ".venv" / f"{name}.lock").read_text() for name in ("tools", "uv"))
+    locked = re.findall(NAME, (house / "requirements.lock").read_text(), re.MULTILINE)
+    assert re.findall(NAME, tools, re.MULTILINE) == [name for name in locked if name != builds.PACKAGE]
+    assert re.findall(NAME, uv, re.MULTILINE) == ["uv"]
     make(house, "study", by=by, **asked)
     assert (house / "log").read_text().removeprefix(log) == "plamo-study study with -DGGML_METAL=OFF\n", "once"
 

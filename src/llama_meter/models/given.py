@@ -158,7 +158,7 @@ def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> P
         if not os.environ.get(REPAIR):
             why = f"must not be measured as it is: {first.evidence}"
             size = f"{path.stat().st_size / 1e9:.2g} GB in {copy}"
-            mend = f"add --repair (papermill: -p repair True), which makes and measures a repaired copy: {size}"
+            mend = f"add --repair (papermill: PLAMO_STUDY_REPAIR=1), which makes and measures a repaired copy: {size}"
             raise StudyError(str(path), why, mend)
         copy.parent.mkdir(parents=True, exist_ok=True)
         repair.repair(path, copy)
