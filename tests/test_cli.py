@@ -87,7 +87,7 @@ WRONG = (
     (("models", "check", "x" * 300), "File name too long"),
     (("models", "quantize", str(mini_file()), "--type", "Q8_0", "--out", str(paths.ROOT / "README.md")), "--force"),
     (("models", "quantize", str(mini_file()), "--type", "Q8_0", "--out", str(paths.ROOT)), "folder"),
-    (("models", "check", str(mini_file()), "--repair", ""), "names no file"),
+    (("models", "check", str(mini_file()), "--repair", ""), "is a folder"),
     (("probe", "http://[::1"), "address"),
     (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
 )

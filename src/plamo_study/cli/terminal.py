@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,6 +36,10 @@ class Terminal(Console):
 
     def __init__(self, stderr: bool = False):
         super().__init__(stderr=stderr, markup=False, highlight=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """A text as printed, so that column widths fit."""
+        return super().render_str(plain(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The printed segments, with control characters shown."""
