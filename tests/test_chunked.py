@@ -55,17 +55,9 @@ def test_what_a_user_asks_is_planned_with_the_parts_of_every_call():
     planned = plan.chunked("mini", sweep=sweep(n_prompt="96,40", n_chunk="40,64", n_seq="2", flash_attn="off"))
     arrivals = [cell for cell in planned.cells if isinstance(cell, Arrival)]
     assert {(cell.n_arriving, cell.flash_attn) for cell in arrivals} == {(96, "off"), (40, "off")}
-    assert {cell.n_seq for cell in arrivals if cell.way == "together"} == {2}
-    beside = {(cell.n_arriving, cell.way, cell.n_chunk) for cell in arrivals if cell.n_seq and not cell.kv_unified}
-    assert beside == {
-        (96, "whole", 0),
-        (96, "apart", 40),
-        (96, "apart", 64),
-        (96, "together", 40),
-        (96, "together", 64),
-        (40, "whole", 0),
-        (40, "together", 40),
-    }
+    beside = {(cell.n_arriving, cell.way, cell.n_chunk) for cell in arrivals if cell.n_seq == 2}
+    cut = {(96, way, n) for way in ("apart", "together") for n in (40, 64)}
+    assert beside == {(96, "whole", 0), (40, "whole", 0), (40, "together", 40), *cut}
     assert {cell.n_chunk for cell in arrivals if not cell.n_seq and cell.n_arriving == 96} == {40, 64, 39, 63}
     required = planned.cells[: planned.needed]
     assert {(cell.way, cell.n_chunk) for cell in required if cell.n_seq} == {("whole", 0), ("apart", 64)}

@@ -106,12 +106,6 @@ def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(rule)
     assert (np.diff(times) * inside[:-1]).sum() == pytest.approx((served.finish - load.arrives).sum(), rel=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["", "chunked", "chunked 0", "chunked x", "shared 4", "fastest"])
-def test_an_unknown_policy_is_refused(rule):
-    with pytest.raises(StudyError, match="unknown"):
-        loop.policy(rule)
-
-
 # ------------------------------------------------------------------ the step model
 
 
