@@ -19,10 +19,9 @@ from llama_meter.measure import checking, quantizing, runner
 from llama_meter.measure.checking import check
 from llama_meter.measure.process import Outcome
 from llama_meter.models import given, header, registry, synthetic
-from llama_meter.models.check import ssm_out_findings
+from llama_meter.models.check import repair, ssm_out_findings
 from llama_meter.models.finding import Finding, blocking
 from llama_meter.models.recipes import Recipe
-from llama_meter.models.repair import repair
 from llama_meter.rows import Failure, Measured
 
 HEADS = "plamo2.attention.head_count"
@@ -250,7 +249,7 @@ def test_a_full_disk_or_a_broken_write_leaves_nothing_behind(without_rope, tmp_p
     def fill_up(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfileobj", fill_up)
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", fill_up)
     with pytest.raises(StudyError, match="No space left"):
         repair(without_rope, tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == []

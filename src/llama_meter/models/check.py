@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import ReaderTensor
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
+from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-from llama_meter.errors import StudyError
+from llama_meter.disk import growing
+from llama_meter.errors import StudyError, offer_check, unwritable
 from llama_meter.models import registry
-from llama_meter.models.finding import AGAIN, Finding, block, listed
+from llama_meter.models.finding import AGAIN, Finding, block, blocking, listed
+from llama_meter.models.gguf_file import check_space
 from llama_meter.models.header import Header, check_path, core, not_a_model, read, shape, type_name
 from llama_meter.models.registry import ARCHS, ModelSpec
 
@@ -22,6 +25,7 @@ REPAIR = "plamo-study models check FILE --repair OUT"
 HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
 KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
 TOKENS = "tokenizer.ggml.tokens"
+SLACK = 1 << 20  # bytes that a repair may add
 
 
 @dataclass(frozen=True)
@@ -173,3 +177,52 @@ def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
         return []
     why = f"ssm_out is {listed(types)}: Metal casts a prompt's input of it to F16, which ends at 65,504 (D5)"
     return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]
+
+
+def repair(path: Path, out: Path, rope_theta: float | None = None) -> list[str]:
+    """Write `path` with corrected metadata and the same tensors to `out`; returns what was changed, one sentence each.
+
+    Corrected: head counts become a scalar (lost rotation, D1), and the rotary base becomes `rope_theta` where one is
+    given. Memory is constant; nothing is left behind on failure.
+    Raises StudyError when there is nothing to correct, when the file would stay unusable, when `out` is the file
+    itself, or for a folder that cannot be written or is too full.
+    """
+    if rope_theta is not None and not 1 <= rope_theta <= 1e12:
+        raise StudyError(f"rope theta {rope_theta:g}", "is no rotary base", "give the one of the model's config.json")
+    header = read(path)
+    if out.is_dir():
+        raise StudyError(str(out), "is a folder", "name a file in it")
+    if out.exists() and out.samefile(path):
+        raise StudyError(str(out), "is the file to be repaired", "name another file: a repair is never in place")
+    changes = _changes(header, rope_theta)
+    if not changes:
+        raise StudyError(str(path), "has nothing that can be repaired", offer_check(path))
+    mended = {"head-count-array"} if any(key.endswith(".head_count") for key in changes) else set()
+    left = [finding for finding in blocking(inspect(path)[0]) if finding.code not in mended]
+    if left:
+        raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
+    try:
+        check_space(out, header.size + SLACK)
+        with growing(out) as partial:
+            reader, writer = GGUFReader(path), GGUFWriter(partial, header.arch)
+            writer.data_alignment = reader.alignment
+            copy_with_new_metadata(reader, writer, {key: value for key, (value, _) in changes.items()}, [])
+    except OSError as error:
+        raise unwritable(out, error) from error
+    return [text for _, text in changes.values()]
+
+
+def _changes(header: Header, rope_theta: float | None) -> dict[str, tuple[MetadataDetails, str]]:
+    """Key → its new value, and a sentence about it."""
+    changes = {}
+    key = f"{header.arch}.attention.head_count"
+    heads = header.value(key)
+    if isinstance(heads, list) and heads and heads[0] == 0 and len(set(heads) - {0}) == 1:
+        why = f"{key} is {max(heads)} instead of an array that starts with 0"
+        changes[key] = MetadataDetails(GGUFValueType.UINT32, max(heads)), why
+    key = f"{header.arch}.rope.freq_base"
+    before = header.number(key)
+    if rope_theta is not None and before != rope_theta:
+        why = f"{key} is {rope_theta:g} instead of {before}"
+        changes[key] = MetadataDetails(GGUFValueType.FLOAT32, rope_theta), why
+    return changes

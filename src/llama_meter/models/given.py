@@ -17,7 +17,7 @@ from gguf import LlamaFileType
 from llama_meter import paths
 from llama_meter.disk import expanded, plain, plain_name
 from llama_meter.errors import StudyError
-from llama_meter.models import check, header, registry, repair, tensors
+from llama_meter.models import check, header, registry, tensors
 from llama_meter.models.finding import Finding, blocking
 from llama_meter.models.header import PART, Header, check_path, type_name
 from llama_meter.models.registry import ARCHS, GIVEN, ModelSpec
@@ -161,7 +161,7 @@ def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> P
             mend = f"add --repair (papermill: PLAMO_STUDY_REPAIR=1), which makes and measures a repaired copy: {size}"
             raise StudyError(str(path), why, mend)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        repair.repair(path, copy)
+        check.repair(path, copy)
     return copy
 
 

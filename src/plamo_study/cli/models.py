@@ -9,7 +9,7 @@ from rich.text import Text
 from llama_meter import paths
 from llama_meter.disk import check_out
 from llama_meter.measure import checking, quantizing
-from llama_meter.models import header, recipes, registry, repair as repairs
+from llama_meter.models import check as checks, header, recipes, registry
 from llama_meter.models.finding import blocking
 from plamo_study.cli.terminal import BYTES, Terminal, bar, console, grid, short
 
@@ -62,7 +62,7 @@ def check(
     """Check whether a file can be measured; exit code 1 for a blocking finding."""
     if repair is not None:
         check_out(repair, force)
-        for change in repairs.repair(file, repair, rope_theta):
+        for change in checks.repair(file, repair, rope_theta):
             console.print(change, markup=False)
         file = repair
     findings = checking.check(file)
