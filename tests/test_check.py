@@ -246,7 +246,7 @@ def test_a_full_disk_or_a_broken_write_leaves_nothing_behind(without_rope, tmp_p
         repair(without_rope, tmp_path / "out.gguf")
     monkeypatch.undo()
 
-    def fill_up(*_: object) -> None:
+    def fill_up(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", fill_up)
