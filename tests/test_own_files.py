@@ -117,4 +117,4 @@ def test_a_page_of_own_files_is_written_from_any_of_their_rows(name, changed, mo
                 error.add_note(f"{name}, cell {number}")
                 raise
             room |= {"files": msgspec.json.encode(own).decode()} if number == 1 else {}
-    assert room["source"] == "live"
+    assert room["request"].source == "live"

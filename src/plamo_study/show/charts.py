@@ -232,7 +232,8 @@ def _scale(log: bool, zero: bool) -> dict[str, Any]:  # plain, for altair copies
 
 def _tips(data: pd.DataFrame, name: str, color: str) -> list[Any]:
     numbers = [alt.Tooltip(f"{each}:Q", format=".3~g") for each in ("value", "low", "high")]
-    return [f"{color}:N", f"{name}:{'Q' if pd.api.types.is_numeric_dtype(data[name]) else 'N'}", *numbers]
+    numeric = name in data and pd.api.types.is_numeric_dtype(data[name])  # a frame without rows may lack columns
+    return [f"{color}:N", f"{name}:{'Q' if numeric else 'N'}", *numbers]
 
 
 def titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
