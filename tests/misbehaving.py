@@ -30,7 +30,6 @@ class Handler(BaseHTTPRequestHandler):
     way = ""
     dying = False
     asking: ClassVar[list[str]] = []  # prompts that are being answered
-    asked_before = 0
     keys: ClassVar[list[str]] = []
 
     def do_GET(self):
@@ -77,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         for _ in range(asked["max_tokens"]):
             time.sleep(0.002)
             self.event({"choices": [{"delta": {"reasoning": "word "}}]})
-        self.end(asked["max_tokens"], max(len(asked["prompt"]) // 3, 3))
+        self.end(asked["max_tokens"], max(len(asked.get("prompt", "")) // 3, 3))
 
     # An answer of its prompt's own, or one that parts from it at the third word: that word led by so many nats alone.
 
@@ -94,18 +93,6 @@ class Handler(BaseHTTPRequestHandler):
     def rounds(self, asked):
         """As batch-variant kernels do: the shortest prompts have a near-tie, which the batch decides."""
         self.speak(asked, bool(self.others(asked)) and len(asked["prompt"]) < 700, lead=0.05)
-
-    def samples(self, asked):
-        """Every third answer is another one, neighbours or not."""
-        Handler.asked_before += 1
-        self.speak(asked, len(asked["prompt"]) > 100 and Handler.asked_before % 3 == 0)
-
-    def limits(self, asked):
-        """One request at a time; others are refused."""
-        if self.others(asked):
-            self.reply(429, b'{"error": {"message": "slow down"}}')
-        else:
-            self.speak(asked)
 
     def others(self, asked):
         """Prompts of those who ask meanwhile."""
@@ -144,13 +131,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def chats(self, asked):
         """Knows no completions."""
-        self.reply(404, b"{}") if "prompt" in asked else self.thinks(asked)
-
-    def thinks(self, asked):
-        self.begin()
-        self.event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
-        self.event({"choices": [{"delta": {"content": "yes"}}]})
-        self.end(2)
+        self.reply(404, b"{}") if "prompt" in asked else self.thinks_at_length(asked)
 
     def hangs(self, asked):
         if asked["prompt"] == "Hello":
@@ -204,8 +185,7 @@ def as_llama_server(folder, way="", before=""):
     """A program that is started as llama-server is, and is this server."""
     path = folder / "llama-server"
     path.write_text(
-        f"#!/bin/sh\n{before}\n[ $1 = --version ] && exec echo 'version: 1 (stand-in)'\n"
-        f"while [ $1 != --port ]; do shift; done\nexec {sys.executable} {__file__} $2 {way}\n"
+        f"#!/bin/sh\n{before}\nwhile [ $1 != --port ]; do shift; done\nexec {sys.executable} {__file__} $2 {way}\n"
     )
     path.chmod(0o755)
     return path
@@ -218,7 +198,6 @@ def standing_in(monkeypatch):
 
     def start(way=""):
         monkeypatch.setattr(Handler, "keys", [])
-        monkeypatch.setattr(Handler, "asked_before", 0)
         httpd = Server(("127.0.0.1", 0), type("Handler", (Handler,), {"way": way}))
         threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
         running.append(httpd)

@@ -73,8 +73,6 @@ NEIGHBOURS = {  # way -> verdict, what it says of why
     "mixes_equals": ("wrong", "prompt 1 and 2, from token 2"),
     "mixes_others": ("wrong", "from token 2"),
     "rounds": ("right", "but for a near-tie"),
-    "samples": ("cannot tell", "it samples, or has other users"),
-    "limits": ("cannot tell", "failed: HTTP 429"),
 }
 
 

@@ -15,7 +15,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from llama_meter import stats
 from llama_meter.cells import Serving
 from llama_meter.errors import StudyError
-from llama_meter.measure.tolerance import NEAR_TIE, Parting
+from llama_meter.measure.tolerance import NEAR_TIE, parting
 from llama_meter.rows import Request
 from llama_meter.serve import client, load, objectives, server
 from llama_meter.serve.client import Answer, Prompt, Target
@@ -139,24 +139,10 @@ def test_a_closed_load_answers_everybody_once_and_an_open_one_counts_from_when_e
     assert all(answer.sent_ns >= answer.due_ns for answer in others)
 
 
-def test_a_client_that_is_kept_from_its_loop_is_said_to_bind(misbehaves):
-    async def hog():
-        while True:
-            time.sleep(0.02)
-            await asyncio.sleep(0.001)
-
-    async def begin(_):  # with the first request: how late an idle loop is was looked at before it
-        if not hogging:
-            hogging.append(asyncio.create_task(hog()))
-
-    async def loaded(web):
-        web.event_hooks = {"request": [begin]}
-        found = await load.closed(web, target, say(4), 1)
-        hogging[0].cancel()
-        return found
-
-    hogging, target = [], misbehaves()
-    assert client.over(target, loaded).client_binds()
+@pytest.mark.parametrize(("lag_ms", "binds"), [(0.4, False), (0.6, True)])
+def test_a_client_binds_that_is_late_by_more_than_a_twentieth_of_a_gap(lag_ms, binds):
+    answers = [Answer(say(1)[0], 0, chunk_ns=[10 * MS * n for n in range(4)])]
+    assert load.Loaded(answers, 0, [int(lag_ms * MS)] * 3).client_binds() is binds
 
 
 def test_a_sleep_is_exact():
@@ -300,31 +286,29 @@ def answer(*texts, gaps=(), failure=""):
     return Answer(Prompt("0", "", 8), 0, texts=list(texts), tokens=list(texts), gaps=list(gaps), failure=failure)
 
 
-def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broken_one_is_judged_as_far_as_it_came():
-    alone = answer("a ", "b ", "c ", gaps=(2.0, 0.05, 3.0))
-    assert client.parted(alone, answer("a ", "b ", "c ")).verdict == "same"
-    tie = client.parted(alone, answer("a ", "x ", "y "))
-    assert (tie, tie.verdict) == ((1, 0.05), "near-tie")
-    assert client.parted(alone, answer("z ", "b ", "c ")).verdict == "other"
-    assert client.parted(alone, answer("a ", "b ")).token == 2
-    assert client.parted(alone, answer("a ", failure="cut")).verdict == "same"
-    assert client.parted(alone, answer("x ", failure="cut")).token == 0
+ALONE = answer("a ", "b ", "c ", gaps=(2.0, NEAR_TIE - 0.01, NEAR_TIE))
 
 
-@pytest.mark.parametrize(("lead", "tie"), [(0.0, 1), (NEAR_TIE - 0.01, 1), (NEAR_TIE, 0), (-1.0, 0), (float("nan"), 0)])
-def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
-    assert (Parting(0, lead).verdict == "near-tie") == bool(tie)
-    row = {
-        **OF_ROW,
-        "n_prompt": 1,
-        "n_gen": 1,
-        "series": {"differs": [0], "gap": [lead]},
-        "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])],
-    }
-    told = answers_of(pd.DataFrame([row]))
-    assert told.answer.item() == ("near-tie" if tie else "changed")
-    counted = analysis.under_load(told)
-    assert (counted.near_ties.item(), counted.prompts_changed.item(), counted.prompts.item()) == (tie, 1 - tie, 1)
+@pytest.mark.parametrize(
+    ("together", "token", "verdict"),
+    [
+        (answer("a b ", "c "), -1, "same"),  # other chunks
+        (answer("a ", "x ", "y "), 1, "near-tie"),
+        (answer("z ", "b ", "c "), 0, "other"),
+        (answer("a ", "b "), 2, "other"),
+        (answer("a ", failure="cut"), -1, "same"),  # compared as far as it got
+        (answer("x ", failure="cut"), 0, "other"),
+    ],
+)
+def test_an_answer_is_the_one_alone_or_parts_where_rounding_may_decide_or_is_another(together, token, verdict):
+    found = client.parted(ALONE, together)
+    assert (found.token, found.verdict) == (token, verdict)
+
+
+@pytest.mark.parametrize("lead", [NEAR_TIE, -1.0, float("nan")])
+def test_tokens_are_compared_as_texts_are_and_an_unknown_lead_is_no_near_tie(lead):
+    found = parting(np.array([4, 5, 6]), np.array([4, 7, 6]), [9.0, lead, 0.0])
+    assert (found.token, found.verdict) == (1, "other")
 
 
 # ------------------------------------------------------------------ servers
