@@ -16,7 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 from llama_meter import children
 from llama_meter.cells import KINDS, Cell
 from llama_meter.measure import machine, plan, runner
-from llama_meter.models import synthetic
+from llama_meter.models import recipes, synthetic
 
 HYBRID, ATTENTION = plan.MODELS
 LONGEST = (
@@ -136,4 +136,4 @@ def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:
 
 
 def mini_file(model: str = HYBRID) -> Path:
-    return plan.model_file(mini("prefill", model))
+    return recipes.model_path(model, "mini", "F16")

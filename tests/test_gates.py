@@ -51,7 +51,7 @@ def seen(request):
 
 
 def gated(cell, path=None):
-    return work(Job(cell=cell, path=str(path or plan.model_file(cell))), 120.0).measured
+    return work(Job(cell=cell, path=str(path or recipes.model_path(*cell.files[0]))), 120.0).measured
 
 
 def worst(judged):

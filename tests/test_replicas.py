@@ -23,11 +23,11 @@ from llama_meter import journal
 from llama_meter.cells import Replicas
 from llama_meter.engine.session import EngineError
 from llama_meter.measure import files, machine, runner, watch
-from llama_meter.measure.plan import Plan, model_file
+from llama_meter.measure.plan import Plan
 from llama_meter.measure.process import work
 from llama_meter.measure.request import sweep
 from llama_meter.measure.worker import Job
-from llama_meter.models import given
+from llama_meter.models import given, recipes
 from llama_meter.rows import Conditions, Evidence, Row
 from plamo_study.studies.batch_scaling import replica, replicas_plan as plan
 
@@ -97,7 +97,7 @@ def test_mapped_weights_are_in_memory_once_private_and_repacked_ones_once_a_proc
     mapped, private, repacked = (
         run(replicas(2, 1, **kind)) for kind in ({}, {"use_mmap": False}, {"dtype": plan.REPACKED})
     )
-    size = model_file(replicas(2, 1)).stat().st_size
+    size = recipes.model_path(*replicas(2, 1).files[0]).stat().st_size
     assert 0 < sum(mapped.series["mapped"]) <= 1.05 * size  # less where another test has mapped the file as well
     assert mapped.checks["own_bytes"] == 0
     assert sum(private.series["mapped"]) == 0

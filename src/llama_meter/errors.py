@@ -70,25 +70,13 @@ def of_system(error: OSError) -> StudyError | None:
     return StudyError(" to ".join(dict.fromkeys(names)) or "the system", os.strerror(error.errno), MENDS[error.errno])
 
 
-def unwritable(what: object, error: OSError) -> StudyError:
-    """The error for a file that cannot be written, with what mends the system's refusal."""
-    mend = MENDS.get(error.errno or 0, "choose a folder that can be written to")
-    return StudyError(str(what), f"cannot be written ({error.strerror or error})", mend)
-
-
-def of_memory(error: BaseException, what: str = "") -> StudyError | None:
-    """The error for a lack of memory, whichever library reports it, else None: the input itself may be sound."""
-    lacks = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
-    if lacks or says_memory(str(error)):
-        return StudyError(what or "memory", f"there is not enough memory ({error})".replace(" ()", ""), MORE_MEMORY)
-    return None
-
-
 def mendable(error: BaseException) -> StudyError | None:
     """The message that a command prints in place of a traceback; None for a bug in this program."""
     if isinstance(error, StudyError):
         return error
-    return of_memory(error) or (of_system(error) if isinstance(error, OSError) else None)
+    if isinstance(error, MemoryError) or says_memory(str(error)):
+        return StudyError("memory", f"there is not enough memory ({error})".replace(" ()", ""), MORE_MEMORY)
+    return of_system(error) if isinstance(error, OSError) else None
 
 
 def says_memory(text: str) -> bool:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
@@ -15,7 +14,7 @@ from llama_meter.errors import StudyError
 from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
 from llama_meter.measure.request import Sweep
-from llama_meter.models import given, recipes, registry
+from llama_meter.models import given, registry
 from llama_meter.models.file_types import FILE_TYPES
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
@@ -337,11 +336,6 @@ def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
         raise StudyError(f"cell {kind.__name__}", why, f"choose among {', '.join(kind.__struct_fields__)}")
     shared = {name: getattr(cell, name) for name in cell.__struct_fields__ if name in kind.__struct_fields__}
     return kind(**shared | changes)  # type: ignore[no-any-return] # the classes of a union, by name
-
-
-def model_file(cell: Cell) -> Path:
-    """The GGUF a cell runs on, the first of several."""
-    return recipes.model_path(*cell.files[0])
 
 
 def check_scale(scale: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from llama_meter.disk import growing
-from llama_meter.errors import MORE_MEMORY, StudyError, offer_check, says_memory, unwritable
+from llama_meter.errors import MORE_MEMORY, StudyError, offer_check, says_memory
 from llama_meter.measure import machine
 from llama_meter.measure.process import work
 from llama_meter.models import recipes
@@ -44,10 +44,7 @@ def quantize(source: Path, out: Path, recipe: Recipe, progress: Progress | None 
     recipes.check_source(source, recipe)
     if out.resolve() == source.resolve():
         raise StudyError(str(out), "is the source itself", "name another file with --out")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(out, error) from error
+    out.parent.mkdir(parents=True, exist_ok=True)
     size, n_threads = source.stat().st_size, machine.performance_cores()
     file_type, patterns, metadata = recipes.quantizer_arguments(recipe)
 

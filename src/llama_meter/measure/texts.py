@@ -19,18 +19,6 @@ def read(name: str) -> bytes:
     return (CORPUS / f"{name.removesuffix('.txt')}.txt").read_bytes()
 
 
-def planned(name: str, expected: str) -> bytes:
-    """The bytes of a text that a cell names, checked against its planned SHA-256 where it has one.
-
-    Raises StudyError for another text under the same name.
-    """
-    text = read(name)
-    if expected and sha256(text) != expected:
-        why = f"is not the text that was planned: its SHA-256 is {sha256(text)[:12]}, not {expected[:12]}"
-        raise StudyError(f"text {name!r}", why, "run the study again: it plans for the text that is here")
-    return text
-
-
 def sha256(text: bytes) -> str:
     """SHA-256 of a text, hexadecimal: its identity."""
     return hashlib.sha256(text).hexdigest()

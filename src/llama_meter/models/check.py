@@ -13,7 +13,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from llama_meter.disk import growing
-from llama_meter.errors import StudyError, offer_check, unwritable
+from llama_meter.errors import StudyError, offer_check
 from llama_meter.models import registry
 from llama_meter.models.finding import AGAIN, Finding, block, blocking, listed
 from llama_meter.models.gguf_file import check_space
@@ -201,14 +201,11 @@ def repair(path: Path, out: Path, rope_theta: float | None = None) -> list[str]:
     left = [finding for finding in blocking(inspect(path)[0]) if finding.code not in mended]
     if left:
         raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
-    try:
-        check_space(out, header.size + SLACK)
-        with growing(out) as partial:
-            reader, writer = GGUFReader(path), GGUFWriter(partial, header.arch)
-            writer.data_alignment = reader.alignment
-            copy_with_new_metadata(reader, writer, {key: value for key, (value, _) in changes.items()}, [])
-    except OSError as error:
-        raise unwritable(out, error) from error
+    check_space(out, header.size + SLACK)
+    with growing(out) as partial:
+        reader, writer = GGUFReader(path), GGUFWriter(partial, header.arch)
+        writer.data_alignment = reader.alignment
+        copy_with_new_metadata(reader, writer, {key: value for key, (value, _) in changes.items()}, [])
     return [text for _, text in changes.values()]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_meter.disk import growing
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.errors import StudyError
 from llama_meter.models.file_types import FILE_TYPES
 from llama_meter.models.registry import ModelSpec
 from llama_meter.models.tensors import TensorInfo
@@ -48,15 +48,9 @@ def check_space(path: Path, n_bytes: int) -> None:
 
 @contextmanager
 def writing(path: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
-    """A writer whose file becomes `path` when the block succeeds; nothing is left behind when it fails.
-
-    StudyError for a folder that cannot be written.
-    """
-    try:
-        with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch)) as writer:
-            yield writer
-    except OSError as error:
-        raise unwritable(path, error) from error
+    """A writer whose file becomes `path` when the block succeeds; nothing is left behind when it fails."""
+    with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch)) as writer:
+        yield writer
 
 
 def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[int] | None = None) -> None:

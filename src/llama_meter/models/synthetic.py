@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_meter.disk import growing
-from llama_meter.errors import StudyError, unwritable
+from llama_meter.errors import StudyError
 from llama_meter.models import gguf_file, recipes, registry, tensors
 from llama_meter.models.gguf_file import BLOCK, STORED, Progress, narrow
 from llama_meter.models.registry import ModelSpec
@@ -236,9 +236,6 @@ def _copy(spec: ModelSpec, path: Path) -> None:
     if not committed.exists():
         why = f"the trained model of {spec.name} is committed, and it is not here"
         raise StudyError(str(path), why, f"git checkout -- data/models/{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with growing(path) as partial:
-            shutil.copyfile(committed, partial)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with growing(path) as partial:
+        shutil.copyfile(committed, partial)

@@ -70,7 +70,7 @@ def config(cell: OnModel, n_ctx: int) -> SessionConfig:
 
 def cut(cell: Comparison | Depth, session: Session, n_tokens: int) -> np.ndarray:
     """The chunks of a cell's text, (n_chunks, n_tokens) int32."""
-    tokens = session.tokenize(texts.planned(cell.text, cell.text_sha256))
+    tokens = session.tokenize(texts.read(cell.text))
     return texts.chunks(tokens, n_tokens, cell.n_chunks, session.bos)
 
 

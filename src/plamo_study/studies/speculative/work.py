@@ -89,7 +89,7 @@ def _prompts(cell: Speculate, session: Session) -> list[list[np.ndarray]]:
     """Prompts by repetition and sequence, (depth,) int32 each: random, or excerpts of the text."""
     n = cell.repetitions * cell.n_seq
     if cell.text:
-        excerpts = texts.excerpts(texts.planned(cell.text, cell.text_sha256), n, PROMPT_LINES)
+        excerpts = texts.excerpts(texts.read(cell.text), n, PROMPT_LINES)
         prompts = [session.tokenize(excerpt)[: cell.depth] for excerpt in excerpts]
     else:
         prompts = list(sessions.random_tokens(cell.seed, session.n_vocab, n, cell.depth))
