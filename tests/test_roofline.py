@@ -307,7 +307,7 @@ def test_a_machine_is_named_by_what_its_fact_says_and_told_apart_and_a_recorded_
         assert frame.machine_name({"chip": chip, "performance_cores": 2}) == name
     chip = {"chip": "Intel(R) Xeon(R) Gold (family 6)", "performance_cores": 2}
     facts = {name * 16: chip | {"last_level_cache_bytes": size} for size, name in enumerate("abc")}
-    names = [frame.machine_name(fact) for fact in frame.told_apart(facts)[0].values()]
+    names = [frame.machine_name(fact) for fact in frame.distinct_machines(facts)[0].values()]
     assert names == [f"Intel Xeon Gold, 2 cores{mark}" for mark in ("", " (bbbbbbbb)", " (cccccccc)")]
     records = [each for path in journal.journals(paths.MEASURED / REFERENCE) for each in journal.read(path)]
     known = {record.id: record.data for record in records if getattr(record, "what", "") == "machine"}

@@ -118,7 +118,7 @@ def measured_added(study: str, scale: str = "shape", board: str = "") -> pd.Data
 
 def _named_apart(recordings: Sequence[Recording], others: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Recordings of further machines as one frame, each under a name that none of the machines of `others` bears."""
-    named = frame.told_apart(*others, *(part.facts for part in recordings))[len(others) :]
+    named = frame.distinct_machines(*others, *(part.facts for part in recordings))[len(others) :]
     return tidy(*(replace(part, facts=facts) for part, facts in zip(recordings, named, strict=True)))
 
 

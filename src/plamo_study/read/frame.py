@@ -253,7 +253,7 @@ def device_name(fact: Mapping[str, Any], offloaded: bool) -> str:
     return (f"{own}, CPU" if own in boards or "gpu_cores" in fact else own) + _mark(fact)
 
 
-def told_apart(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+def distinct_machines(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """Facts by id, of several sources, with a name of its own for every machine.
 
     Recorded hosts have a letter. Of other machines with one name the first keeps it, and the others add their id.

@@ -152,8 +152,8 @@ def stacked(
         chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None, header=header))
         chart = chart.resolve_scale(y="independent")
     groups = data.groupby([row, color] if row else [color], sort=False)["value"].sum()
-    said = "; ".join(f"{' '.join(map(str, key)) if row else key}: {value:.3g}" for key, value in groups.items())
-    return titled(chart, title, subtitle, said)
+    words = "; ".join(f"{' '.join(map(str, key)) if row else key}: {value:.3g}" for key, value in groups.items())
+    return titled(chart, title, subtitle, words)
 
 
 def heat(
@@ -236,10 +236,10 @@ def _tips(data: pd.DataFrame, name: str, color: str) -> list[Any]:
     return [f"{color}:N", f"{name}:{'Q' if numeric else 'N'}", *numbers]
 
 
-def titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
-    """A chart under a title of lines that fit a phone; its description is the title and what is `said` of the data."""
+def titled(chart: Any, title: str, subtitle: str, words: str) -> Any:
+    """A chart under a title of lines that fit a phone; its description is the title and the `words`, its data."""
     text: Any = {"text": _lines(title, NARROW), "subtitle": _lines(subtitle, NARROW + 8)}
-    return chart.properties(title=text, description=f"{title} {said}.")
+    return chart.properties(title=text, description=f"{title} {words}.")
 
 
 def _lines(text: str, most: int) -> list[str]:
@@ -251,9 +251,9 @@ def _lines(text: str, most: int) -> list[str]:
 
 def _points(data: pd.DataFrame, x: str, color: str) -> str:
     """The points in words: all of a short series, else its two ends."""
-    said = []
+    words = []
     for name, group in data.groupby(color, sort=False):
         few = group if len(group) <= MANY else group.iloc[[0, -1]]
         points = ", ".join(f"{value:.3g} at {at}" for at, value in zip(few[x], few["value"], strict=True))
-        said.append(f"{name}: {points}")
-    return "; ".join(said)
+        words.append(f"{name}: {points}")
+    return "; ".join(words)

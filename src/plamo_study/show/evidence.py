@@ -63,8 +63,8 @@ def provenance(recording: Recording) -> Table:
     for i in engines:
         fact, libraries = recording.facts[i], _of_system(recording, "engine", i, "sha256")
         of_build = f"; {build_name(fact)}: {_of_system(recording, 'engine', i, 'description')}"
-        said = f"{fact['binding']}, llama.cpp {commit(fact)}, libraries {libraries[:12]}"
-        entries.append(("engine", said + of_build * bool(fact.get("corrects"))))
+        words = f"{fact['binding']}, llama.cpp {commit(fact)}, libraries {libraries[:12]}"
+        entries.append(("engine", words + of_build * bool(fact.get("corrects"))))
     caches = recording.rows[recording.rows["flash_attention"].notna()]  # where the engine told
     caches = caches[["type_k", "type_v", "flash_attention"]].drop_duplicates().itertuples(index=False)
     entries += [("cache", f"keys {k}, values {v}, flash attention {'on' if on else 'off'}") for k, v, on in caches]
@@ -185,7 +185,7 @@ def returned(rows: pd.DataFrame) -> str:
 def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
     """A chapter's first output: a band that says whose machine measured, and its answer in a line or two.
 
-    `otherwise`: what is said where there is no line: the command that measures it.
+    `otherwise`: what is shown where there is no line: the command that measures it.
     """
     whose = "Measured here" if recording.source == "live" else "Not your machine"
     star = r" · \* part of its shape is assumed" if any(r"\*" in line for line in lines) else ""
@@ -204,11 +204,11 @@ def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
     types = counts.index[0] if 2 * counts.max() >= counts.sum() > 0 else f"{len(counts)} types"
     where = ", ".join(filter(None, (chips(recording), _shared(recording))))
     size = "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
-    said = (
+    words = (
         f"{judged or computed(rows, of)} {depths(rows)}{returned(rows)}{where}, {threads} thread{'s' * (threads > 1)}; "
         f"{size} ({' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types})."
     )
-    return Markdown(f"{disturbed(rows)}*{said}*", metadata={ROWS_KEY: about(recording)})
+    return Markdown(f"{disturbed(rows)}*{words}*", metadata={ROWS_KEY: about(recording)})
 
 
 def depths(rows: pd.DataFrame) -> str:
@@ -219,16 +219,16 @@ def depths(rows: pd.DataFrame) -> str:
     further = of[reach(of) > of["judged"]]
     least = of["judged_how"].iloc[int(of["judged"].argmin())]
     several = " or more" if of["judged"].nunique() > 1 else ""
-    said = f"The oracle judged their files to {least}{several}"
+    words = f"The oracle judged their files to {least}{several}"
     if further.empty:
-        return f"{said}, which no row goes beyond. "
-    return f"{said}; {len(further):,} rows go further, to {reach(further).max():,}. "
+        return f"{words}, which no row goes beyond. "
+    return f"{words}; {len(further):,} rows go further, to {reach(further).max():,}. "
 
 
 def commit(engine: Mapping[str, Any]) -> str:
     """The commit of an engine. A build of the pinned sdist calls itself dirty, as it was made outside of a checkout."""
-    said = str(engine.get("commit", "unknown"))
-    return said.removesuffix("-dirty") if engine.get("pinned", True) else said
+    words = str(engine.get("commit", "unknown"))
+    return words.removesuffix("-dirty") if engine.get("pinned", True) else words
 
 
 def about(recording: Recording) -> dict[str, Any]:
@@ -253,13 +253,13 @@ def computed(rows: pd.DataFrame, of: str = "") -> str:
     wrong = judged[~judged["verdict"].isin(RIGHT)]
     if wrong.empty:
         return f"All {len(judged):,} rows{whose} were computed right."
-    said = [
+    words = [
         f"{len(group)} of {escaped(str(model))} ({_cells(group)}) {_ended(str(verdict), group)}"
         for (verdict, model), group in wrong.groupby(["verdict", "model"], sort=False)
     ]
     return (
         f"{len(judged) - len(wrong):,} of {len(judged):,} rows{whose} were computed right. The rest is left out: "
-        f"{'; '.join(said)}."
+        f"{'; '.join(words)}."
     )
 
 

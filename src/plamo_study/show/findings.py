@@ -31,13 +31,13 @@ class Finding(Markdown):
     """Lines with numbers in them, in bold; several become a list. `about` becomes metadata of the output."""
 
     def __init__(self, lines: Sequence[str], otherwise: str = "", band: str = "", about: Line | None = None):
-        said = [f"**{line}**" for line in lines] or ([f"*Not measured here. {otherwise}*"] if otherwise else [""])
-        text = said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said)
+        words = [f"**{line}**" for line in lines] or ([f"*Not measured here. {otherwise}*"] if otherwise else [""])
+        text = words[0] if len(words) == 1 else "\n".join(f"- {line}" for line in words)
         super().__init__(band + text, metadata=about)
 
 
 def finding(*lines: str, otherwise: str = "") -> Finding:
-    """Lines with numbers in them. `otherwise`: what is said where there are none: the command that measures it."""
+    """Lines with numbers in them. `otherwise`: what is shown where there are none: the command that measures it."""
     return Finding(lines, otherwise)
 
 

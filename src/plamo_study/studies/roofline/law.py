@@ -233,7 +233,9 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     studies += _recordings((LOCAL,), scale, device) if source == "live" else []
     if not studies:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
-    named = frame.told_apart(*({name: facts[name] for name in rows["machine"].unique()} for _, rows, facts in studies))
+    named = frame.distinct_machines(
+        *({name: facts[name] for name in rows["machine"].unique()} for _, rows, facts in studies)
+    )
     return [(study, rows, {**facts, **own}) for (study, rows, facts), own in zip(studies, named, strict=True)]
 
 
