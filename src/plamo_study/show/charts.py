@@ -237,7 +237,7 @@ def _tips(data: pd.DataFrame, name: str, color: str) -> list[Any]:
 
 
 def titled(chart: Any, title: str, subtitle: str, words: str) -> Any:
-    """A chart under a title of lines that fit a phone; its description is the title and the `words`, its data."""
+    """A chart under a title of lines that fit a phone; its description, the title and `words` of the data."""
     text: Any = {"text": _lines(title, NARROW), "subtitle": _lines(subtitle, NARROW + 8)}
     return chart.properties(title=text, description=f"{title} {words}.")
 
