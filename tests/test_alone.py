@@ -22,10 +22,11 @@ LONG_S = 60.0
 
 @pytest.fixture
 def root(tmp_path):
-    """A project of one notebook."""
+    """A project of one short notebook beside the first page."""
     for name in ("data", "README.md"):
         (tmp_path / name).symlink_to(paths.ROOT / name)
     (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/your-machine.ipynb").symlink_to(paths.NOTEBOOKS / "your-machine.ipynb")
     cells = [
         nbformat.v4.new_markdown_cell("# What is one and one?"),
         nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]}),
