@@ -103,9 +103,9 @@ def chosen(names: Sequence[str], request: Request) -> list[Path]:
     """
     need = [*registry.NOTEBOOKS, ""]
     order = {path: need.index(registry.notebook_of(path.stem)) for path in runs.find_notebooks(names)}
-    notebooks = sorted(order, key=lambda path: (path.stem in registry.OF_ALL, order[path]))
+    notebooks = sorted(order, key=lambda path: order[path])
     if names or not (files := request.sweep.files):
-        return notebooks
+        return sorted(notebooks, key=lambda path: path.stem in registry.OF_ALL)
     pair = len(files) > 1 and len({model for model, _, _ in files}) == 1
     if not pair:
         console.print(f"{registry.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
