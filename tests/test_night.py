@@ -115,7 +115,6 @@ def test_a_night_measures_every_notebook_that_takes_files_in_order_and_ends_in_t
     assert 0.8 * 60 * MINUTES <= Clock.passed <= 60 * MINUTES, "plans of a fixed length may end early"
     taken = [name for name in studies.NOTEBOOKS if "files" in runs.declared(paths.NOTEBOOKS / f"{name}.ipynb")]
     taken.remove(studies.OF_PAIRS)
-    taken.sort(key=lambda name: name in studies.OF_ALL)  # what shows the rows of all others comes last
     assert f"{studies.OF_PAIRS} is left out" in said, "the files are of two models"
     measured = rows()
     assert len({row.key for row in measured}) == len(measured)
