@@ -93,11 +93,11 @@ PICTURE = "test_committed.py::test_a_picture_and_its_alt_text_are_those_of_the_d
 PROSE = "test_committed.py::test_a_number_in_prose_stands_in_an_output_of_its_section_or_is_listed"
 README = "test_committed.py::test_every_number_of_readme_s_findings_stands_in_an_output_of_the_page_it_links"
 ROWS = "test_committed.py::test_no_row_was_lost_or_changed"
-PROMPT, STEP = "[clock() - start]", "return np.diff(stamps)"
+PROMPT, STEP = "[clock() - start]", "np.diff(stamps).tolist()"
 FAULTS: list[tuple[str, Callable[[], Planted], str]] = [
     ("whole logits always agree", lambda: in_function("gate", '_agrees": v.ok', '_agrees": True'), GATE),
     ("prompts' clock short", lambda: in_function("_prefill", PROMPT, "[(clock() - start) * 9 // 10]"), CLOCK),
-    ("steps' clock short", lambda: in_function("_time_steps", STEP, "return (np.diff(stamps) * 9 // 10)"), CLOCK),
+    ("steps' clock short", lambda: in_function("time_steps", STEP, "(np.diff(stamps) * 9 // 10).tolist()"), CLOCK),
     ("pictures exchanged", lambda: exchanged(lambda output: output["data"], "image/png"), PICTURE),
     ("alt texts exchanged", lambda: exchanged(lambda output: output["metadata"]["image/png"], "alt"), PICTURE),
     ("a number in prose changed", in_prose, PROSE),
