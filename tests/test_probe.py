@@ -65,6 +65,20 @@ def test_the_mend_follows_the_status(way, mend, stands_in):
     assert mend in refused.value.mend
 
 
+@pytest.mark.parametrize(
+    ("url", "failure", "mend"),
+    [
+        ("https://a", "ConnectError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "SSL_CERT_FILE"),
+        ("https://a", "ConnectError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "try http://a"),
+        ("http://a", "RemoteProtocolError: illegal status line", "try https://a"),
+        ("http://a", "ConnectError: All connection attempts failed", "start the server"),
+    ],
+)
+def test_a_server_of_the_other_kind_or_with_a_strange_certificate_is_no_server_that_is_off(url, failure, mend):
+    answer = client.Answer(probe.HELLO, 0, failure=failure)
+    assert mend in probe.mend(answer, url)
+
+
 # ------------------------------------------------------------------ right under load
 
 
@@ -132,6 +146,26 @@ def test_leads_tell_rounding_from_neighbours_and_without_them_the_number_of_prom
 ):
     found = judged(*beside, gaps=gaps, alone=alone)
     assert (found.verdict, found.near_ties) == (verdict, near_ties), found
+
+
+def spoken(text, seconds):
+    """An answer whose tokens come one at a time within some seconds."""
+    stamps = np.linspace(1e6, 1e6 + seconds * 1e9, 24).astype(int).tolist()
+    answer = answered(text, [9.0] * len(text))
+    answer.sent_ns, answer.chunk_ns, answer.ended_ns = 1, stamps, stamps[-1]
+    return answer
+
+
+@pytest.mark.parametrize(("repeat", "is_cached"), [(1.0, False), (0.5, False), (0.05, True), (0.0, True)])
+def test_answers_that_nobody_can_have_written_so_fast_come_from_a_cache(repeat, is_cached):
+    alone = [[spoken(f"{n}abc", 0.2), spoken(f"{n}abc", 0.2 * repeat)] for n in range(right.PROMPTS)]
+    verdict = right.judged(right.Asked(alone, [(0, alone[0][0])], [(0, [alone[0][0]])])).verdict
+    assert verdict == ("cannot tell" if is_cached else "right")
+
+
+def test_a_server_that_answers_cold_otherwise_than_warm_is_not_said_to_sample():
+    alone = [[spoken(f"{n}{text}", 0.2) for text in ("abc", "xbc", "xbc")] for n in range(right.PROMPTS)]
+    assert "cold" in right.judged(right.Asked(alone)).why
 
 
 def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatch):
@@ -241,6 +275,14 @@ def test_a_terminal_is_shown_the_control_characters_of_a_server_and_obeys_none(s
     assert "owned" in said
     assert "[/red]" in said
     assert all(letter.isprintable() or letter == "\n" for letter in re.sub(r"\x1b\[[0-9;]*m", "", said))
+
+
+@pytest.mark.parametrize("name", ["a\nIs it right under load? right.", "\x1b[2J\x1b[H", "a\rb", "x" * 5000, "a\u202eb"])
+def test_a_model_s_name_is_one_short_line_of_what_can_be_printed(name):
+    found = probe.Report(url="u", model=name, seconds=1.0, right=right.unknown(""), phase=phase.cannot(""))
+    first, blank = probe.text(found).split("\n")[:2]
+    assert (first.isprintable(), blank) == (True, "")
+    assert len(first) < 100
 
 
 def test_the_report_is_json_or_text_and_the_key_is_in_neither(stands_in, monkeypatch):

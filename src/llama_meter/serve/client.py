@@ -180,7 +180,7 @@ class Target:
         headers = {"Accept-Encoding": "identity", "User-Agent": "llama-meter"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        tls = self.url.startswith("https:")  # loading certificates takes long
+        tls = self.url.startswith("https:") and httpx2.create_ssl_context()  # it takes long, and reads SSL_CERT_FILE
         wait = httpx2.Timeout(QUIET_S, pool=None)
         return Client(headers=headers, limits=limits, timeout=wait, trust_env=False, verify=tls)
 

@@ -114,7 +114,7 @@ async def met(web: Client, target: Target) -> Target:
         if not second.failure:
             return chat
     if first.failure:
-        raise StudyError(target.url, f"no answer: {first.failure}", mend(first))
+        raise StudyError(target.url, f"no answer: {first.failure}", mend(first, target.url))
     return target
 
 
@@ -127,10 +127,17 @@ async def _listed(web: Client, target: Target) -> list[str]:
         return []
 
 
-def mend(answer: Answer) -> str:
-    """What helps against a failure, by its HTTP status."""
-    if answer.failure.startswith("ConnectError"):
+def mend(answer: Answer, url: str) -> str:
+    """What helps against a failure: a certificate, or the other scheme, does not mean that there is no server."""
+    said, (scheme, _, rest) = answer.failure, url.partition("://")
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return "its certificate is not trusted: export SSL_CERT_FILE=ITS-CERTIFICATE.pem, if the server is yours"
+    if scheme == "https" and "[SSL" in said:
+        return f"it does not speak https: try http://{rest}"
+    if said.startswith("ConnectError"):
         return "start the server first"
+    if scheme == "http" and said.startswith(("RemoteProtocolError", "ReadError")):
+        return f"try https://{rest}, or look at the server's log"
     if answer.status in (401, 403):
         return f"export {KEY}=... with a key of this server"
     return "look at the server's log, or name its own address, and a model that it knows with --model"

@@ -5,7 +5,8 @@ neighbours each time. Every answer is held against its prompt's answers alone. N
 does for the other: states exchanged between equal prompts change nothing, and some faults need them.
 
 **Alone** every prompt is asked ALONE times, the others in between. If its answers differ then, by more than a near-tie,
-the server samples, or answers strangers as well, and nothing can be told.
+the server samples, or answers strangers as well, and nothing can be told. If only the first is another, a cache of
+prompts does it. Repeats that return in a fraction of the first's time are read from a cache of answers: nor that.
 
 **Near-ties.** Batches of other shapes round differently, and between two nearly equally likely tokens rounding decides
 (`measure/tolerance.py`). A type finer than BF16 moves the lead less than is allowed there (F16: 0.03). What was rounded
@@ -33,6 +34,7 @@ TOGETHER, ROUNDS, COPIED = (4, 2), 6, 3  # different prompts at once; rounds of 
 TOKENS, CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
 TOP = 2  # likeliest tokens whose log probabilities are asked for
 MOST = PROMPTS // 2  # prompts that rounding may turn
+CACHED, LEAST_S = 0.2, 0.005  # share of the first answer's time in which no repeat is written; s that can be told apart
 Right = Literal["right", "wrong", "cannot tell"]
 
 
@@ -115,6 +117,8 @@ async def _alone(web: Client, target: Target, of_all: Sequence[Prompt]) -> list[
         top, turns = 0, []
     while len(turns) < ALONE:
         turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
+    if changing(list(zip(*turns, strict=True))):  # once more: is only the first another?
+        turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
     return [list(answers) for answers in zip(*turns, strict=True)]
 
 
@@ -149,6 +153,21 @@ def _parted(alone: Sequence[Answer], answer: Answer) -> Parting:
 def changing(alone: Sequence[Sequence[Answer]]) -> int:
     """How many prompts get answers alone that differ by more than a near-tie."""
     return sum(any(client.parted(answers[0], answer).verdict == "other" for answer in answers[1:]) for answers in alone)
+
+
+def cached(alone: Sequence[Sequence[Answer]]) -> bool:
+    """Whether repeats are read from a cache of answers: nobody writes them in so small a part of the first's time.
+
+    Where tokens come one by one, only the time from the first to the last counts: a cache of prompts does not save it.
+    """
+    singly = all(len(answers[0].chunk_ns) > 1 for answers in alone)
+
+    def seconds(answer: Answer) -> float:
+        return (answer.ended_ns - (answer.chunk_ns[0] if singly and answer.chunk_ns else answer.sent_ns)) / 1e9
+
+    first = np.median([seconds(answers[0]) for answers in alone])
+    repeat = np.median([min(map(seconds, answers[1:])) for answers in alone])
+    return bool(first > LEAST_S and repeat < CACHED * first)
 
 
 def judged(asked: Asked) -> Rightness:
@@ -192,7 +211,13 @@ def _verdict(asked: Asked, facts: dict[str, Any], tied: int, unsure: int) -> tup
     if asked.gone:
         return "wrong", f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
     if changed := changing(asked.alone):
+        if len(asked.alone[0]) > ALONE and not changing([answers[1:] for answers in asked.alone]):
+            why = "get another answer cold than warm: first one, then always another, as a cache of prompts does it"
+            return "cannot tell", f"{changed} of {PROMPTS} prompts {why}"
         return "cannot tell", f"{changed} of {PROMPTS} prompts get another answer alone: it samples, or has other users"
+    if cached(asked.alone):
+        why = "repeated prompts come back in a fraction of the first's time: a cache answers, and nothing is computed"
+        return "cannot tell", why
     if unsure:
         why = f"{facts['unknown']} answers to {unsure} of {PROMPTS} prompts differ, which rounding may do"
         return "cannot tell", why + "; the server gives no log probabilities there"
