@@ -16,7 +16,8 @@ from conftest import HYBRID, mini, mini_file
 from misbehaving import as_llama_server
 
 from llama_meter import children
-from llama_meter.engine import builds, note
+from llama_meter.engine import builds
+from llama_meter.engine.bindings import NOTE
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
@@ -121,7 +122,7 @@ def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypa
     for file in builds.installed_libraries().iterdir():
         (tmp_path / file.name).symlink_to(file)
     asked = ["CUDA_VISIBLE_DEVICES=0", "OMP_SCHEDULE=static"]
-    (tmp_path / note.NAME).write_text(f"environment = {asked}\n")
+    (tmp_path / NOTE).write_text(f"environment = {asked}\n")
     assert work(Job(), 60.0, str(tmp_path)).measured.facts["environment"] == asked
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     told = work(Job(), 60.0, str(tmp_path)).measured.facts["environment"]

@@ -11,8 +11,6 @@ import pytest
 from built import measured
 from conftest import ATTENTION, mini, mini_file
 
-from llama_meter.engine import quantizer
-from llama_meter.engine.session import EngineError
 from llama_meter.errors import StudyError
 from llama_meter.measure import checking, quantizing
 from llama_meter.models import header, recipes, tensors
@@ -152,13 +150,3 @@ def test_an_interruption_stops_the_engine_and_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q4_K_M"), interrupt)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_another_builds_parameters_are_refused():
-    import llama_cpp.llama_cpp as llama
-
-    params = llama.llama_model_quantize_default_params()
-    quantizer.check_layout(params)
-    params.max_buf_size = 0
-    with pytest.raises(EngineError, match="other parameters"):
-        quantizer.check_layout(params)

@@ -9,7 +9,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFWriter
 
 from llama_meter.engine import bindings, library, session as session_module
-from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params
+from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params, set_field
 from llama_meter.oracle.compare import relative_error
 
 PROMPTS = {seq: np.random.default_rng(seq).integers(5, 512, 24) for seq in range(4)}
@@ -132,3 +132,16 @@ def test_memory_is_the_sum_of_a_context_s_caches_and_the_most_of_several_context
     first = told[: len(told) // 2]
     assert sum(kind == "KV" for kind, _ in first) == 2
     assert library.buffer_bytes() == pytest.approx(2**20 * sum(mib for _, mib in first), rel=0.02)
+
+
+class Older(ctypes.Structure):
+    _fields_ = (("n_ctx", ctypes.c_uint32),)
+
+
+def test_a_setting_that_a_release_lacks_is_refused_unless_it_does_so_anyway():
+    params = Older()
+    set_field(params, "n_ctx", 64)
+    set_field(params, "n_rs_seq", 0)
+    assert params.n_ctx == 64
+    with pytest.raises(EngineError, match="n_rs_seq"):
+        set_field(params, "n_rs_seq", 4)

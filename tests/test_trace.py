@@ -6,8 +6,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.engine.spans import Node, Operand
-from llama_meter.engine.timeline import Recorder, request
+from llama_meter.engine.timeline import Node, Operand, Recorder, request
 from llama_meter.measure import files
 from llama_meter.models import tensors
 from plamo_study.arithmetic import roofline

@@ -1,18 +1,17 @@
-"""llama-cpp-python: its ctypes bindings, and its own text loop."""
+"""llama-cpp-python's ctypes bindings, and what a folder of libraries says of itself in its `engine.toml`."""
 
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from llama_meter import disk
 
 PACKAGE, BINDINGS = "llama_cpp", "llama_cpp.llama_cpp"
-Draft = Callable[[np.ndarray], np.ndarray]  # tokens so far (n,) to the drafted next ones
+NOTE = "engine.toml"  # `data/upstream/engines.toml` says what its fields mean
 
 
 def _bindings() -> ModuleType:
@@ -20,7 +19,7 @@ def _bindings() -> ModuleType:
 
     The package imports everything else it has: Jinja, DiskCache, hundreds of typed dictionaries. That takes 0.6 s of a
     CPU where the bindings take 0.1 s, and every row starts a worker. Python cannot import a module without its package,
-    so an empty package of that name stands in until the bindings are imported; `generate` imports the whole one.
+    so an empty package of that name stands in until the bindings are imported.
     A build of another release has bindings of its own beside its libraries.
     """
     chosen = os.environ.get("LLAMA_CPP_LIB_PATH", "")
@@ -34,6 +33,11 @@ def _bindings() -> ModuleType:
         return import_module(BINDINGS)
     finally:
         del sys.modules[PACKAGE]
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """The content of a folder's `engine.toml`; empty without one. StudyError for what is no TOML."""
+    return disk.toml(folder / NOTE) if (folder / NOTE).exists() else {}
 
 
 class _WhenUsed:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_meter import children, paths
-from llama_meter.engine import note, structures
+from llama_meter.engine.bindings import NOTE, described
 from llama_meter.errors import StudyError
 
 PACKAGE = "llama-cpp-python"
@@ -169,7 +169,7 @@ def resolve(name_or_folder: str) -> Path:
             "neither a known build nor a folder that holds libllama",
             f"{MISSING}, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
         )
-    note.read(path)  # what it says of itself can be read
+    described(path)  # what it says of itself can be read
     return path.resolve()
 
 
@@ -216,7 +216,7 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
             compile_target(target, source, partial / "build", tools, on_step, options=options, packages=packages)
             made = assemble(asked.get("libraries", [target]), partial / "build" / "bin", partial / "engine")
             _check_loads(made)
-        (made / note.NAME).write_text(_note_text(asked), encoding="utf-8")
+        (made / NOTE).write_text(_note_text(asked), encoding="utf-8")
         shutil.rmtree(folder(name), ignore_errors=True)
         made.rename(folder(name))
     return folder(name), True
@@ -241,7 +241,7 @@ def _compiled(files: Sequence[Path], headers: Sequence[str], source: Path, libra
 
 
 def _release(sdist: Path, source: Path, partial: Path, tools: dict[str, str], on_step: OnStep) -> Path:
-    """Compile all of a release's llama.cpp and put its bindings beside it, whose structures are checked."""
+    """Compile all of a release's llama.cpp and put its bindings beside it."""
     into, made = partial / "build", partial / "engine"
     values = {"BUILD_SHARED_LIBS": "ON", "GGML_CCACHE": "OFF", "LLAMA_CURL": "OFF", **NO_AMX}
     _compile(source, into, values, RELEASED, tools, on_step)
@@ -252,7 +252,6 @@ def _release(sdist: Path, source: Path, partial: Path, tools: dict[str, str], on
         members = [m for m in archive.getmembers() if re.fullmatch(r"[^/]+/llama_cpp/\w+\.py", m.name)]
         archive.extractall(partial / "bindings", members, filter="data")
     shutil.copytree(next((partial / "bindings").iterdir()) / "llama_cpp", made / "llama_cpp")
-    structures.check(made, [source / "include", source / "ggml" / "include"], _compiler())
     return made
 
 
@@ -403,7 +402,7 @@ def installed_libraries() -> Path:
 def _is_current(name: str) -> bool:
     """Whether a build exists and its patches, sources and installed libraries are unchanged."""
     asked = tomllib.loads(_note_text(definition(name)))
-    return note.read(folder(name)) | {"description": asked["description"]} == asked
+    return described(folder(name)) | {"description": asked["description"]} == asked
 
 
 def _note_text(asked: dict[str, Any]) -> str:

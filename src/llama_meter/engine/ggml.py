@@ -57,12 +57,6 @@ class InitParams(ctypes.Structure):
     _fields_ = (("mem_size", _size), ("mem_buffer", _pointer), ("no_alloc", _bool))
 
 
-class GgufParams(ctypes.Structure):
-    """gguf.h, struct gguf_init_params."""
-
-    _fields_ = (("no_alloc", _bool), ("ctx", _pointer))
-
-
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "ggml_commit": (_text,),
     "ggml_version": (_text,),
@@ -72,13 +66,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "ggml_tensor_overhead": (_size,),
     "ggml_nbytes": (_size, _pointer),
     "ggml_row_size": (_size, _int, _int64),
-    "ggml_blck_size": (_int64, _int),
     "ggml_type_name": (_text, _int),
     "ggml_quantize_chunk": (_size, _int, _pointer, _pointer, _int64, _int64, _int64, _pointer),
-    "ggml_new_tensor_1d": (_pointer, _pointer, _int, _int64),
     "ggml_new_tensor_2d": (_pointer, _pointer, _int, _int64, _int64),
-    "ggml_set_name": (_pointer, _pointer, _text),
-    "ggml_get_name": (_text, _pointer),
     # graphs
     "ggml_op_name": (_text, _int),
     "ggml_op_desc": (_text, _pointer),
@@ -109,18 +99,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "ggml_backend_dev_supports_op": (_bool, _pointer, _pointer),
     "ggml_backend_dev_backend_reg": (_pointer, _pointer),
     "ggml_backend_reg_get_proc_address": (_pointer, _pointer, _text),
-    # files
-    "gguf_init_from_file": (_pointer, _text, GgufParams),
-    "gguf_free": (None, _pointer),
-    "gguf_get_data_offset": (_size, _pointer),
-    "gguf_get_n_tensors": (_int64, _pointer),
-    "gguf_get_tensor_name": (_text, _pointer, _int64),
-    "gguf_get_tensor_type": (_int, _pointer, _int64),
-    "gguf_get_tensor_offset": (_size, _pointer, _int64),
-    "gguf_get_tensor_size": (_size, _pointer, _int64),
-    "gguf_get_tensor_ne": (ctypes.POINTER(_int64), _pointer, _int64),
-    "gguf_set_tensor_type": (None, _pointer, _text, _int),
-    "gguf_add_tensor": (None, _pointer, _pointer),
 }
 
 

@@ -1,4 +1,4 @@
-"""The loaded build of llama.cpp and its description of itself.
+"""The loaded build of llama.cpp: its description of itself, its log, and its quantizer.
 
 `LLAMA_CPP_LIB_PATH` (our `--engine DIR`) chooses the build; it must be set before the engine is first used, which
 is why every measurement has its own process.
@@ -9,14 +9,13 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llama_meter import children
 from llama_meter.disk import plain
-from llama_meter.engine import note
-from llama_meter.engine.bindings import llama
+from llama_meter.engine.bindings import described, llama
 from llama_meter.engine.ggml import ggml, library_files
 
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
@@ -37,6 +36,8 @@ BEGIN = re.compile(rb"constructing llama_context|loading model tensors")
 GPU_FAILED = re.compile(rb"(command buffer \d+ failed with status \d+)|^error: ([^\n]{1,200})")
 # llama-context.cpp: "flash_attn = enabled", or later "Flash Attention enabled" or "… was auto, set to enabled"
 FLASH = re.compile(rb"(?:flash_attn += |Flash Attention (?:was auto, set to )?)(enabled|disabled)")
+BUFFER_BYTES = 1 << 28  # of one tensor's rows while it is quantized; llama.cpp's own default is 8 GiB
+LONGEST = 127  # bytes of a key in llama_model_kv_override
 _splits: list[tuple[int, int]] = []
 _flash: list[bool] = []
 _refusals: list[str] = []
@@ -112,7 +113,7 @@ def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
 
 def _own_words() -> dict[str, Any]:
     """The build's own `engine.toml`: `description`, and `corrects`, codes of `limits.DEFECTS`; empty without one."""
-    return note.read(Path(llama._base_path))
+    return described(Path(llama._base_path))
 
 
 def _as_set(words: dict[str, Any]) -> dict[str, Any]:
@@ -209,3 +210,51 @@ def _log_to(write: Callable[[bytes], None]) -> None:
 
     _keep_alive.append(on_log)
     llama.llama_log_set(on_log, ctypes.c_void_p())
+
+
+# ---------------------------------------------------------------- its quantizer
+
+
+def quantize(
+    source: Path,
+    out: Path,
+    file_type: int,
+    patterns: Sequence[tuple[str, int]] = (),
+    metadata: Mapping[str, int] | None = None,
+    n_threads: int = 0,
+) -> None:
+    """Write `out`: `source` as llama_ftype `file_type`, logging one line per tensor. It can abort this process.
+
+    `patterns`: (regular expression, ggml type) pairs; the first one that matches a tensor's name decides. They apply
+    only to a quantized file type. `metadata` goes into the file. `n_threads` 0 means all.
+    Raises RuntimeError when llama.cpp refuses.
+    """
+    llama.llama_backend_init()
+    params = llama.llama_model_quantize_default_params()
+    params.nthread, params.ftype, params.max_buf_size = n_threads, file_type, BUFFER_BYTES
+    if patterns:
+        params.tt_overrides = _overrides(patterns)
+    if metadata:
+        params.kv_overrides = _metadata(metadata)
+    if llama.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params)):
+        raise RuntimeError("llama.cpp refused to quantize (its log says why)")
+
+
+def _overrides(patterns: Sequence[tuple[str, int]]) -> Any:
+    entries = [llama.llama_model_tensor_override(pattern.encode(), dtype) for pattern, dtype in patterns]
+    return _array(llama.llama_model_tensor_override, [*entries, llama.llama_model_tensor_override()])
+
+
+def _metadata(values: Mapping[str, int]) -> Any:
+    entries = []
+    for key, value in values.items():
+        tag, held = llama.LLAMA_KV_OVERRIDE_TYPE_INT, llama.llama_model_kv_override_value(val_i64=value)
+        entries.append(llama.llama_model_kv_override(tag, key.encode()[:LONGEST], held))
+    return _array(llama.llama_model_kv_override, [*entries, llama.llama_model_kv_override()])
+
+
+def _array(kind: Any, entries: list[Any]) -> Any:
+    """A pointer to a C array. The array keeps the entries' texts alive; `_keep_alive` keeps the array."""
+    array = (kind * len(entries))(*entries)
+    _keep_alive.append((array, entries))
+    return ctypes.cast(array, ctypes.POINTER(kind))

@@ -20,6 +20,7 @@ STATE_PARTS = {"everything": 0, "fixed": 1}  # llama.h, LLAMA_STATE_SEQ_FLAGS_PA
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
 CONTEXT = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "swa_full", "kv_unified", "n_rs_seq")
 WITHOUT = {"n_rs_seq": 0, "kv_unified": False, "swa_full": True}  # what a release does that has no such setting
+LONGEST = 1024  # bytes of a token's text
 NO_DEVICES = (ctypes.c_void_p * 1)()  # an empty list of GPUs
 
 
@@ -327,6 +328,34 @@ def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
     if n < 0 or needed < 0:
         raise EngineError("the model's tokenizer refuses the text")
     return np.ctypeslib.as_array(ids)[:n].copy()
+
+
+class Tokenizer:
+    """The vocabulary of a model file, loaded without its weights. EngineError where the file does not load."""
+
+    def __init__(self, path: Path | str):
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._model = load(path, params)
+        self._vocab = llama.llama_model_get_vocab(self._model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        llama.llama_model_free(self._model)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids (n_tokens,) int32 of a text; the name of a special token in it becomes that token."""
+        return tokenize(self._vocab, text.encode(), add_special=False)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """The text of token ids as bytes; special tokens add nothing."""
+        buffer, pieces = ctypes.create_string_buffer(LONGEST), []
+        for token in ids.tolist():
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, LONGEST, 0, False)
+            pieces.append(buffer.raw[: max(n, 0)])
+        return b"".join(pieces)
 
 
 def _of_states(what: str, part: Part) -> Callable[..., int]:

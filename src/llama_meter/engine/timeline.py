@@ -11,8 +11,10 @@ import ctypes
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from math import prod
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,13 +22,93 @@ from llama_meter.engine.bindings import llama
 from llama_meter.engine.ggml import Tensor
 from llama_meter.engine.nodes import Operators, name_of
 from llama_meter.engine.session import Session
-from llama_meter.engine.spans import Node, Operand, Phase, Span, Timeline
 
 EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
 SIZE, SOURCES, OP = ctypes.sizeof(Tensor), Tensor.src.offset, Tensor.op.offset
 POINTERS = struct.Struct("10P")
 
+ADDS_UP = 0.02  # spans fill their phase, and phases the request, within this share of the wall time
+
+Kind = Literal["prepare", "operator", "callback", "finish"]
+
 clock = time.perf_counter_ns
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as ggml describes it: `shape` in ggml's order, fastest dimension first; `n_bytes` counts its elements.
+
+    A view counts its own elements, not those of the tensor behind it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, int, int, int]
+    n_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements; 0 for the empty tensors some graphs hold."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A graph node: its result, the operation that makes it (e.g. "MUL_MAT", "SWIGLU") and its inputs."""
+
+    result: Operand
+    op: str
+    sources: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """An interval of a phase. `node`: index into the timeline's nodes, -1 where none was computed.
+
+    prepare: llama.cpp splits the batch, builds and allocates the graph, sets its inputs. operator: one node is computed
+    and waited for. callback: the recorder itself and the scheduler's loop around it. finish: the end of llama.cpp's
+    call and the copy of the logits.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+    node: int = -1
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Phase:
+    """PREFILL or one DECODE_STEP; its spans cover it without gaps."""
+
+    name: str
+    start: int
+    end: int
+    spans: tuple[Span, ...]
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One request: its phases in order, and every node that was computed."""
+
+    start: int
+    end: int
+    phases: tuple[Phase, ...]
+    nodes: tuple[Node, ...]
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds from before the first phase to after the last, by the caller's clock."""
+        return self.end - self.start
 
 
 class Call(NamedTuple):

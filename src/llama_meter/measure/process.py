@@ -16,7 +16,7 @@ import msgspec
 
 from llama_meter import children, paths
 from llama_meter.cells import AnyCell, Gate
-from llama_meter.engine import note
+from llama_meter.engine.bindings import described
 from llama_meter.measure import machine, watch, worker
 from llama_meter.rows import Evidence, Failure, Measured, Status, reported_checks
 
@@ -125,7 +125,7 @@ def _environment(job: msgspec.Struct, engine: str) -> dict[str, str]:
     """
     cell, chosen = getattr(job, "cell", None), {"LLAMA_CPP_LIB_PATH": engine} if engine else {}
     ours = children.environment() | chosen
-    asked = note.read(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
+    asked = described(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
     threads = dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
     waiting = YIELDING if isinstance(cell, Gate) else {}
     return waiting | dict(setting.split("=", 1) for setting in asked) | ours | threads

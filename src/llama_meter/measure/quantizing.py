@@ -82,10 +82,10 @@ def _refusal(source: Path, out: Path, failure: Failure) -> StudyError:
 
 def _quantize(job: Quantizing) -> Measured:
     """In the worker: do the job; the parent follows the log on stderr."""
-    from llama_meter.engine import library, quantizer  # the engine, which only the worker loads
+    from llama_meter.engine import library  # the engine, which only the worker loads
 
     library.log_to_stderr()
-    quantizer.quantize(Path(job.source), Path(job.out), job.file_type, job.patterns, job.metadata, job.n_threads)
+    library.quantize(Path(job.source), Path(job.out), job.file_type, job.patterns, job.metadata, job.n_threads)
     return Measured()
 
 

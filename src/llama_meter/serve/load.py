@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from llama_meter.cells import Serving
-from llama_meter.engine.tokenizer import Tokenizer
+from llama_meter.engine.session import Tokenizer
 from llama_meter.measure import texts
 from llama_meter.serve import client
 from llama_meter.serve.client import Answer, Client, Prompt, Target, clock

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from llama_meter import children, disk
-from llama_meter.engine import builds, note
+from llama_meter.engine import builds
+from llama_meter.engine.bindings import NOTE
 from llama_meter.engine.builds import OnStep
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine
@@ -47,7 +48,7 @@ def _home() -> Path:
 
 def _built() -> Path | None:
     """The program that `build` made from the current sources, None without one."""
-    made = _home() / note.NAME
+    made = _home() / NOTE
     return _home() / BINARY if made.exists() and disk.toml(made) == tomllib.loads(_note_text()) else None
 
 
@@ -68,7 +69,7 @@ def build(on_step: OnStep = lambda *step: None) -> Path:
         for name in OWN:
             for file in (tree / "bin").glob(f"lib{name}*{builds.SUFFIX}*"):
                 shutil.copy2(file, made / file.name, follow_symlinks=False)
-        (made / note.NAME).write_text(_note_text(), encoding="utf-8")
+        (made / NOTE).write_text(_note_text(), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)
         made.rename(place)
     return place / BINARY

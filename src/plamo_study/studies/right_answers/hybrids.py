@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llama_meter.cells import Hybrid
-from llama_meter.engine import library, quantizer
+from llama_meter.engine import library
 from llama_meter.engine.session import SessionConfig
 from llama_meter.models import tensors
 from llama_meter.models.file_types import FILE_TYPES
@@ -28,7 +28,7 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
         stage("writing the file")
         file = architectures.write(cell.model, Path(folder), cell.form)
         if cell.dtype != "F32":
-            quantizer.quantize(file, file.with_suffix(".quantized"), FILE_TYPES[cell.dtype][0])
+            library.quantize(file, file.with_suffix(".quantized"), FILE_TYPES[cell.dtype][0])
             file = file.with_suffix(".quantized")
         digest = tensors.read_sha256(file)
         stage(cell.question)

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from llama_meter.engine.spans import Node, Timeline
+from llama_meter.engine.timeline import Node, Timeline
 
 PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "ssm_in", "ssm_x", "ssm_dt", "ssm_out", "head")
 ATTENTION = ("flash_attention", "kq", "softmax", "kqv", "rope", "kv_write")

@@ -14,8 +14,7 @@ import numpy as np
 from llama_meter.cells import Trace
 from llama_meter.engine import library
 from llama_meter.engine.session import Session
-from llama_meter.engine.spans import ADDS_UP, Timeline
-from llama_meter.engine.timeline import Recorder, clock, request
+from llama_meter.engine.timeline import ADDS_UP, Recorder, Timeline, clock, request
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import sessions, watch
 from llama_meter.measure.proof import tolerance
