@@ -14,6 +14,7 @@ from conftest import mini_file
 
 from llama_meter import journal, paths
 from llama_meter.cells import Gate
+from llama_meter.errors import UnmeasuredError
 from llama_meter.measure import files, machine, quantizing, runner, watch
 from llama_meter.measure.files import model_fact as fact
 from llama_meter.measure.process import Outcome, TimeUpError
@@ -82,6 +83,7 @@ def night(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     monkeypatch.setattr(machine, "at_once", lambda n_threads, n_bytes: 1)
     live._offloads.cache_clear()
+    monkeypatch.setattr(live.server, "program", lambda: None)
     monkeypatch.setattr(runs, "run", executed)
     monkeypatch.setattr(live.Line, "show", lambda line, text: print(text, file=sys.stderr))
     return found, files
@@ -144,6 +146,29 @@ def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
 
 def plan_files(plan):
     return dict.fromkeys(file for cell in plan.cells for file in cell.files)
+
+
+def test_a_page_whose_program_is_not_built_is_shown_as_recorded_and_says_what_builds_it(tmp_path, monkeypatch, capfd):
+    recorded = []
+
+    def executed(notebook, values, *_):
+        if values["source"] == "recorded":
+            recorded.append(notebook.stem)
+        elif notebook.stem == "09-serving":
+            with pytest.raises(UnmeasuredError) as unbuilt:
+                live.collect("09-serving", Request("live", "mini", 1))
+            return runs.RunResult(notebook, "failed", 1.0, None, 4, unbuilt.type.__name__, str(unbuilt.value))
+        return runs.RunResult(notebook, "ok", 1.0, notebook)
+
+    monkeypatch.setattr(paths, "REPORTS", tmp_path)
+    monkeypatch.setattr(live.server, "find", lambda: None)
+    monkeypatch.setattr(runs, "run", executed)
+    monkeypatch.setattr(notebooks, "publish", lambda: None)
+    assert notebooks.every_page({"scale": "mini", "minutes": "60"}) == 0
+    assert "09-serving" in recorded
+    said = capfd.readouterr().err
+    assert "09-serving is shown as recorded: llama-server: not found" in said
+    assert "plamo-study engine build llama-server" in said
 
 
 @pytest.mark.long

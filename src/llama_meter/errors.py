@@ -49,9 +49,17 @@ class StudyError(Exception):
         """Support pickling: the error may cross from one process to another."""
         return StudyError, (self.what, self.why, self.mend)
 
+    def _render_traceback_(self) -> list[str]:
+        """Give IPython the message, which a notebook shows in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class NotJudgedError(StudyError):
     """A sound file that is for something else than writing text: nothing is measured with it, and nothing is wrong."""
+
+
+class UnmeasuredError(StudyError):
+    """Nothing of a study was measured, for lack of time or of a program: its recorded rows can be shown instead."""
 
 
 MENDABLE = (StudyError, OSError, MemoryError, RuntimeError)  # what a command may end in that its user can mend

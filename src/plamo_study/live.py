@@ -27,6 +27,7 @@ from llama_meter.measure.plan import Plan, check_scale
 from llama_meter.measure.request import NOTHING, Request, Sweep
 from llama_meter.models import given, header, recipes, registry as models
 from llama_meter.rows import Row
+from llama_meter.serve import server
 from plamo_study.read import frame
 from plamo_study.read.recording import Recording, of_rows, recorded
 from plamo_study.studies import registry
@@ -152,12 +153,12 @@ def measure(
     """Write the files that a plan lacks, measure what its journal lacks, and say all of it in `line`.
 
     `minutes` are for measuring: writing files is not counted. `sweep`: what of the plan a user chose. `how`: as for
-    `runner.sweep`. Raises StudyError for a program that the plan needs and that is not built, and a disk too small.
+    `runner.sweep`. Raises UnmeasuredError for a program that the plan needs, and StudyError for a disk too small.
     """
     before, began, study = beforehand(planned, minutes), time.monotonic(), planned.study
     refused = set[str]()
     if planned.program:
-        builds.program(planned.program)
+        server.program() if planned.program == server.BINARY else builds.program(planned.program)
     if before:
         line.say("  \n".join(before))
 

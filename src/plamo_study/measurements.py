@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from llama_meter.cells import ORDER
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, UnmeasuredError
 from llama_meter.measure.request import SOURCES, Request
 from llama_meter.measure.tolerance import Parting
 from llama_meter.rows import Request as Served
@@ -158,7 +158,7 @@ def recording(study: str, request: Request = RECORDED) -> Recording:
 def parts(studies: Sequence[str], request: Request = RECORDED) -> tuple[Recording, ...]:
     """The recordings of a page's studies. One that there was no time for, or that nobody recorded, has no rows.
 
-    Raises StudyError where none of them was measured, and as `measurements`.
+    Raises UnmeasuredError where none of them was measured, and StudyError as `measurements`.
     """
     if request.source != "live":
         recordings = tuple(_if_recorded(study, request.scale) for study in studies)
@@ -169,7 +169,9 @@ def parts(studies: Sequence[str], request: Request = RECORDED) -> tuple[Recordin
     own = [part for part in recordings if part.source == "live"]  # others are shown as recorded
     if own and not any(len(part.rows) for part in own):
         why = "; ".join(dict.fromkeys(part.lacks for part in own))
-        raise StudyError(" and ".join(studies), f"nothing was measured in {request.minutes:g} minutes: {why}", MORE)
+        raise UnmeasuredError(
+            " and ".join(studies), f"nothing was measured in {request.minutes:g} minutes: {why}", MORE
+        )
     return recordings
 
 

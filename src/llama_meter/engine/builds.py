@@ -26,7 +26,7 @@ from typing import Any
 
 from llama_meter import children, paths
 from llama_meter.engine.bindings import NOTE, described
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, UnmeasuredError
 
 PACKAGE = "llama-cpp-python"
 LOCK = "requirements.lock"
@@ -144,9 +144,9 @@ def is_pinned(libraries: Path) -> bool:
 
 
 def program(name: str) -> Path:
-    """The program of a build; StudyError when it was not built here, or for another engine."""
+    """The program of a build; UnmeasuredError when it was not built here, or for another engine."""
     if not _is_current(name):
-        raise StudyError(name, "not built here, or for another engine", f"plamo-study engine build {name}")
+        raise UnmeasuredError(name, "not built here, or for another engine", f"plamo-study engine build {name}")
     return folder(name) / str(definition(name)["program"])
 
 

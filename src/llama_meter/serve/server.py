@@ -24,7 +24,7 @@ from llama_meter import children, disk
 from llama_meter.engine import builds
 from llama_meter.engine.bindings import NOTE
 from llama_meter.engine.builds import OnStep
-from llama_meter.errors import StudyError
+from llama_meter.errors import StudyError, UnmeasuredError
 from llama_meter.measure import machine
 from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
@@ -92,6 +92,13 @@ def find() -> Path | None:
     return _built()
 
 
+def program() -> Path:
+    """The program that `find` finds; UnmeasuredError without one."""
+    if not (binary := find()):
+        raise UnmeasuredError(BINARY, "not found", f"plamo-study engine build {BINARY}, or set {NAMED} to one")
+    return binary
+
+
 # ------------------------------------------------------------------ a process
 
 
@@ -144,8 +151,7 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
     Raises StudyError where there is no program or it cannot be started, ends before it listens, or does not listen in
     time; and where a program that was not built here is to run on a build of ours: it has the libraries of its release.
     """
-    if not (binary := find()):
-        raise StudyError("llama-server", "not found", f"plamo-study engine build llama-server, or set {NAMED} to one")
+    binary = program()
     libraries = setup.libraries
     if binary.resolve() != (_home() / BINARY).resolve():
         if libraries not in (None, builds.installed_libraries()):

@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from llama_meter import paths
+from llama_meter.errors import UnmeasuredError
 from llama_meter.measure import machine
 from llama_meter.measure.request import Request
 from llama_meter.models import given
@@ -54,8 +55,8 @@ def run(names: Sequence[str], values: Values, force: bool = False) -> int:
 def every_page(values: Values) -> int:
     """Measure what every notebook shows and publish all; the exit code.
 
-    Where there is no time, and for pages that speak of full size where models of 5 MB fit in a cache, the recorded rows
-    are shown.
+    Where there is no time, or no program that a study needs, and for pages that speak of full size where models of
+    5 MB fit in a cache, the recorded rows are shown.
     """
     request = Request.of({"source": "live"} | dict(values))
     notebooks = chosen([], request)
@@ -68,7 +69,10 @@ def every_page(values: Values) -> int:
                 results.append(_live(path, {"source": "live"} | dict(values) | {"minutes": minutes[path]}))
                 if results[-1].output and len(results) == 1:
                     publish()
-        code = _ended(results)
+        without = [result for result in results if result.error == UnmeasuredError.__name__]
+        for result in without:
+            console.print(f"{result.notebook.stem} is shown as recorded: {result.message}", soft_wrap=True)
+        code = _ended(result for result in results if result not in without)
         done = {result.notebook for result in results if result.output}
         return max(code, _recorded([path for path in notebooks if path not in done]))
 

@@ -37,10 +37,11 @@ BLOCKS = {"mini": 2, "shape": 3, "file": 3}
 OPEN_S = 30  # of requests at random times, at a rate that was asked for
 SUSTAINED = 96  # requests at each rate there: sixteen within a tenth of a second are a burst, not a rate
 PATIENCE = 2  # times the usual limit
+WORKLOAD = "plamo_study.studies.serving.work"
 
 
 def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Chapter 9. Without a llama-server the rows say what is missing.
+    """Chapter 9.
 
     `sweep`: other files, slots, requests at a time, rates, lengths or settings. StudyError for a setting that the
     servers are not started with.
@@ -82,7 +83,7 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     compared = tuple(cell for cell in cells if isinstance(cell, Serving) and _compared(cell, files[0]))
     planned = replace(planned, cells=cells, compared=compared, needed=len(dict.fromkeys(needed)), extra_blocks=0)
     limit = PATIENCE * planned.time_limit_s
-    return replace(planned, blocks=BLOCKS[own], time_limit_s=limit, workload="plamo_study.studies.serving.work")
+    return replace(planned, blocks=BLOCKS[own], time_limit_s=limit, workload=WORKLOAD, program=server.BINARY)
 
 
 def _closed(base: Serving, n_slots: int, n_clients: int, n_requests: int) -> Serving:
