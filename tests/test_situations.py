@@ -102,6 +102,13 @@ def test_a_name_is_plain_from_the_start(tmp_path):
     assert found.spec.name == "a?b ?c? ? d"
 
 
+def test_a_file_without_a_name_keeps_the_first_that_it_was_given(tmp_path):
+    path = derived(tmp_path, "general.name", None)
+    first = given.give(str(path))[0].file
+    moved = path.rename(tmp_path / "other.gguf")
+    assert given.give(str(moved))[0].file == first == ("derived", "file", first[2])
+
+
 def test_a_reader_that_leaves_ends_a_command_silently():
     reading, writing = os.pipe()
     os.close(reading)

@@ -166,8 +166,9 @@ def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> P
 
 
 def _name(path: Path, opened: Header) -> str:
-    """`general.name`, else the file's stem without its type: printable, short, and without what names a file."""
-    return plain_name((_said(opened) or _stem(path))[:LONGEST].strip()) or "unnamed"
+    """`general.name`, else the stem without type under which it was first given: printable, short, and no path."""
+    name = plain_name((_said(opened) or _stem(path))[:LONGEST].strip()) or "unnamed"
+    return name if _said(opened) else tensors.first_name(path, name)
 
 
 def _said(opened: Header) -> str:

@@ -96,6 +96,14 @@ def sha256(path: Path) -> str:
     return digest
 
 
+def first_name(path: Path, now: str) -> str:
+    """The name under which a file without one in its header was first given, wherever it lies; `now` for a new one."""
+    here = Known(looks(path), sha256(path))
+    first = next((known.name for known in _memory().values() if known.sha256 == here.sha256 and known.name), now)
+    _remember(path, msgspec.structs.replace(here, name=first))
+    return first
+
+
 def read_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, cached per process while the file looks the same. StudyError as `sha256`."""
     try:
@@ -126,10 +134,11 @@ def _digest(path: Path, *_looks: int) -> str:
 
 
 class Known(msgspec.Struct, frozen=True):
-    """How a file looked, and its hash."""
+    """How a file looked, its hash, and, where its header has no name, the one under which it was first given."""
 
     looks: tuple[int, int, int, int]
     sha256: str
+    name: str = ""
 
 
 _writing = threading.Lock()  # files are hashed side by side
