@@ -56,23 +56,16 @@ def build(on_step: OnStep = lambda *step: None) -> Path:
     """Make the program if it is missing. Raises StudyError as `engine.builds.build` does."""
     if binary := _built():
         return binary
-    tools, place = builds.tools_found(), _home()
-    partial = place.with_name(f"{place.name}.partial")
-    with builds.room(partial):
-        on_step("fetching the sources", 0, 0)
-        source = builds.unpack(builds.fetch(), partial / "source", (*builds.PARTS, "common", "tools", "scripts"))
+    with builds.replacing(_home()) as (partial, made):
         tree = partial / "build"
-        builds.compile_target(BINARY, source, tree, tools, on_step, TURNED_ON)
-        made = partial / "made"
+        builds.compile_target(BINARY, builds.sources(partial, on_step), tree, on_step, TURNED_ON)
         made.mkdir()
         shutil.copy2(tree / "bin" / BINARY, made / BINARY)
         for name in OWN:
             for file in (tree / "bin").glob(f"lib{name}*{builds.SUFFIX}*"):
                 shutil.copy2(file, made / file.name, follow_symlinks=False)
         (made / NOTE).write_text(_note_text(), encoding="utf-8")
-        shutil.rmtree(place, ignore_errors=True)
-        made.rename(place)
-    return place / BINARY
+    return _home() / BINARY
 
 
 def _note_text() -> str:

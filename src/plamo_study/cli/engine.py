@@ -37,7 +37,7 @@ def build(
 def list_engines() -> None:
     """List every build that can be made, whether it exists here, and what it corrects."""
     shown = grid("engine", "here", "corrects", "what it is")
-    for entry in engines.entries():
-        corrects = ", ".join(defect(code) for code in entry.corrects) or "nothing"
-        shown.add_row(entry.name, entry.here, corrects, entry.description)
+    for name, definition in engines.definitions().items():
+        corrects = ", ".join(defect(code) for code in definition["corrects"]) or "nothing"
+        shown.add_row(name, engines.state(name), corrects, definition["description"])
     Terminal().print(shown)
