@@ -11,9 +11,8 @@ from llama_meter.measure.request import Request
 from plamo_study.measurements import answers, answers_of, recording
 from plamo_study.read import frame
 from plamo_study.studies.right_answers import (
-    law_tests as law_check,
+    law as law_check,
     plan as batching_law,
-    plan as law_plan,
     work as workload,
 )
 from plamo_study.studies.right_answers.law import CORRECT, Engine, micro_batches, packed, replay
@@ -104,7 +103,7 @@ def test_each_prompt_is_asked_beside_other_neighbours_and_at_another_place_in_ev
 
 
 def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other():
-    asked = law_plan.answers("mini").cells[0]
+    asked = batching_law.answers("mini").cells[0]
     small = plan.change(asked, n_requests=4, n_prompt=24, n_gen=8, lengths="drawn")
     where = "plamo_study.studies.right_answers.work"
     mixed, own = (measured(plan.change(small, model=m), workload=where, right=False) for m in (HYBRID, ATTENTION))
@@ -117,7 +116,7 @@ def test_prompts_that_share_a_call_change_answers_of_the_hybrid_and_of_no_other(
 
 def test_recorded_answers_are_those_to_distinct_prompts_and_count_by_prompt():
     rows = recording("04-answers", Request(scale="mini")).rows
-    asked = answers("04-answers", "recorded", "mini")
+    asked = answers("04-answers", Request(scale="mini"))
     loads = asked.groupby(["build", "model", "n_clients", "n_prompt"])
     assert (loads["prompt"].nunique() >= 200).all()
     assert (rows[rows.workload == "answers"].checks.map(lambda c: c.get("answers_alone", 32)) == 32).all()

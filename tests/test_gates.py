@@ -27,7 +27,7 @@ from plamo_study.measurements import recording
 from plamo_study.read import frame, recording as reading
 from plamo_study.show import evidence
 from plamo_study.studies.context import work as depth
-from plamo_study.studies.right_answers import law_tests as law_check
+from plamo_study.studies.right_answers import law as law_check
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)

@@ -3,8 +3,6 @@
 import pandas as pd
 import pytest
 
-from llama_meter.engine import builds
-from llama_meter.errors import StudyError
 from plamo_study.read.recording import read
 from plamo_study.studies.builds import law as history, plan as plans
 
@@ -21,7 +19,6 @@ def test_every_build_was_asked_every_question_of_the_plan(recorded):
     asked = plans.builds("mini").cells
     assert set(answers.groupby("build").size()) == {len(asked)}
     assert answers.version.nunique() >= 12
-    assert sorted({"0.3.9", "0.3.36", "0.4.0"}, key=builds.in_order) == ["0.3.9", "0.3.36", "0.4.0"]
 
 
 def test_an_answer_is_one_word_from_a_crash_a_refusal_an_error_or_a_file_that_was_not_loaded(recorded):
@@ -61,11 +58,3 @@ def test_the_planted_defects_are_noticed_by_the_page_s_own_questions(recorded):
     assert safe["corrected"]
     assert not safe["corrected-prompts"]
     assert not safe["corrected-states"]
-    known = history.known()
-    assert known["corrected"].startswith("2 of 2 PLaMo right")
-    assert set(known) == set(answers.build)
-
-
-def test_all_that_is_asked_is_small_whatever_the_scale():
-    with pytest.raises(StudyError, match="small"):
-        plans.builds("shape")

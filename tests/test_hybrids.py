@@ -10,9 +10,8 @@ from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
-from plamo_study import live
-from plamo_study.studies.right_answers import architectures, hybrid_questions, hybrids_plan as hybrids
-from plamo_study.studies.right_answers.architectures import DRAFTS, KEPT, LISTED, N_CTX, QUESTIONS, STEPS, tolerance
+from plamo_study.studies.right_answers import architectures, hybrids, plan
+from plamo_study.studies.right_answers.architectures import QUESTIONS, tolerance
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
 REFUSED = {"back", "kept", "kept apart", "kept beside", "kept copied"}  # by a recurrent state without a rollback
@@ -21,7 +20,7 @@ ABORTS = {"left"}
 
 def asked(name, model, planted=False):
     question = QUESTIONS[name]
-    return hybrid_questions.ask(name, question.numbers[len(question.numbers) // 3], mini_file(model), planted=planted)
+    return hybrids.ask(name, question.numbers[len(question.numbers) // 3], mini_file(model), planted=planted)
 
 
 def is_right(name, answer):
@@ -45,9 +44,9 @@ def test_the_hybrid_is_wrong_where_prompts_share_a_call_and_refuses_to_take_toke
 
 
 def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fault_planted():
-    cells = [cell for cell in hybrids.hybrids("mini").cells if isinstance(cell, Hybrid)]
+    cells = [cell for cell in plan.hybrids("mini").cells if isinstance(cell, Hybrid)]
     assert len(set(cells)) == len(cells)
-    for model in (*hybrids.RECURRENT, *hybrids.CONTROLS):
+    for model in (*plan.RECURRENT, *plan.CONTROLS):
         own = [cell for cell in cells if cell.model == model and cell.dtype == "F32" and cell.form == "whole"]
         assert {cell.question for cell in own if cell.planted} == set(QUESTIONS)
         for name, question in QUESTIONS.items():
@@ -55,23 +54,13 @@ def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fau
             assert sorted(numbers) == sorted(question.numbers)
 
 
-def test_another_backend_is_asked_everything_with_its_middle_number_and_prompts_long_enough_for_blas():
-    usual, cells = hybrids.hybrids("mini").cells, hybrids.elsewhere("mini", gpu=True).cells
-    assert {(cell.model, cell.question, cell.number) for cell in cells} == {
-        (cell.model, cell.question, cell.number) for cell in usual if cell.planted
-    }
-    assert len(set(cells)) == len(cells) == 2 * sum(cell.planted for cell in cells)
-    assert {(cell.n_gpu_layers, cell.dtype, cell.form, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
-    assert {cell.longer for cell in hybrids.elsewhere("mini").cells} == {hybrids.LONGER}
-    for question in QUESTIONS.values():
-        longest = max(question.lengths, default=hybrid_questions.SHORT) + hybrids.LONGER
-        assert longest + STEPS + hybrid_questions.SHIFT + max(*DRAFTS, KEPT) <= N_CTX
-
-
-def test_longer_prompts_are_answered_as_rightly_as_usual_ones():
+def test_another_backend_is_asked_everything_with_its_middle_number_plainly_and_with_a_fault():
+    usual, cells = plan.hybrids("mini").cells, plan.elsewhere("mini", gpu=True).cells
+    middle = {(cell.model, cell.question, cell.number) for cell in usual if cell.planted}
     for planted in (False, True):
-        answer = hybrid_questions.ask("late", 0, mini_file(ATTENTION), planted=planted, longer=hybrids.LONGER)
-        assert is_right("late", answer) != planted, answer
+        assert {(c.model, c.question, c.number) for c in cells if c.planted == planted} == middle
+    assert {(cell.n_gpu_layers, cell.dtype, cell.form, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
+    assert {cell.longer for cell in plan.elsewhere("mini").cells} == {plan.LONGER}
 
 
 @pytest.fixture(scope="module")
@@ -112,19 +101,10 @@ def test_head_counts_by_layer_are_all_that_differs_between_two_files(tmp_path):
     one, other = (GGUFReader(path) for path in (usual, architectures.by_layer(usual)))
     fields = [{name: of.contents() for name, of in file.fields.items() if "GGUF" not in name} for file in (one, other)]
     (differs,) = {name for name in fields[0] | fields[1] if fields[0].get(name) != fields[1].get(name)}
-    assert differs == "plamo2.attention.head_count"
     of_keys = fields[0]["plamo2.attention.head_count_kv"]
-    assert fields[1][differs] == [fields[0][differs] if keys else 0 for keys in of_keys]
-    assert fields[1][differs][0] == 0 < max(fields[1][differs])
+    assert fields[1][differs] == [fields[0]["plamo2.attention.head_count"] if keys else 0 for keys in of_keys]
     assert [tensor.name for tensor in one.tensors] == [tensor.name for tensor in other.tensors]
     assert all(np.array_equal(a.data, b.data) for a, b in zip(one.tensors, other.tensors, strict=True))
-
-
-def test_head_counts_by_layer_change_no_answer_where_every_layer_has_attention(tmp_path):
-    usual = tmp_path / "usual.gguf"
-    usual.write_bytes(mini_file(ATTENTION).read_bytes())
-    assert hybrid_questions.ask(LISTED, 0, usual).error == {0: 0.0}
-    assert hybrid_questions.ask(LISTED, 0, usual, planted=True).error[0] > 0.1
 
 
 def test_a_file_whose_state_comes_first_has_one_head_count_and_heads_as_wide_as_the_released_model(generator, tmp_path):
@@ -140,19 +120,6 @@ def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_re
     outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.right_answers.hybrids")
     assert (outcome.status, outcome.failure.stage) == ("error", "writing the file")
     assert "no file of rwkv6qwen2" in outcome.failure.message
-
-
-def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(builds, "folder", lambda name: tmp_path / name)
-    journal = tmp_path / "04-hybrids.mini.jsonl"
-    for asked in (
-        lambda: architectures.write("mamba2-dense", tmp_path),
-        lambda: live.measure(hybrids.hybrids("mini"), journal, live.Line("04-hybrids")),
-    ):
-        with pytest.raises(StudyError) as missing:
-            asked()
-        assert missing.value.mend == "plamo-study engine build architectures"
-    assert not journal.exists(), "nothing was asked"
 
 
 def test_on_a_gpu_f32_may_be_off_by_what_tf32_rounds_and_the_same_is_wrong_on_a_cpu():

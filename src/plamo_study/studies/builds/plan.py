@@ -8,7 +8,7 @@ from llama_meter.measure import machine
 from llama_meter.measure.plan import DTYPE, MODELS, STEPS, Plan, change, check_scale, gate_tokens, lean
 from plamo_study.studies.right_answers import architectures
 from plamo_study.studies.right_answers.architectures import LISTED
-from plamo_study.studies.right_answers.hybrids_plan import CONTROLS, ONE_KIND, RECURRENT, hybrids
+from plamo_study.studies.right_answers.plan import CONTROLS, ONE_KIND, RECURRENT, hybrids
 
 STUDY = "10-builds"
 SHARED = ("equal", "unequal", "late", "steps", "left", "gaps", "slots")  # what a server does for several users

@@ -2,10 +2,9 @@
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_meter import children
 from llama_meter.engine import builds
@@ -13,6 +12,7 @@ from llama_meter.errors import StudyError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
+    from gguf.scripts.gguf_new_metadata import MetadataDetails
 
 N_CTX = 128  # tokens of a slot
 STEPS = 8  # tokens that a sequence goes on for behind its prompt
@@ -24,92 +24,40 @@ LISTED = "by layer"
 
 @dataclass(frozen=True)
 class Question:
-    """A question in the words of a table's head, and what the engine is asked to do.
+    """A question in the words of a table's head; what it does stands in `hybrids.RULES`.
 
     `lengths`: tokens of each prompt; empty: as many short prompts as the number says. `numbers`: what it counts, if
     anything. `shared`: all sequences begin with the first one's prompt.
     """
 
     words: str
-    how: str
     lengths: tuple[int, ...]
     numbers: tuple[int, ...] = (0,)
     shared: bool = False
 
 
 QUESTIONS = {
-    "equal": Question("equal prompts in one call", "All prompts are read in one call.", EQUAL),
-    "unequal": Question("unequal prompts in one call", "All prompts are read in one call.", UNEQUAL),
-    "steps": Question("steps together", "Prompts are read one by one, and all sequences step together.", UNEQUAL),
-    "late": Question("a prompt beside steps", "A prompt is read in a call with the steps of others.", UNEQUAL),
-    "left": Question(
-        "one leaves, another comes",
-        "One leaves, and another takes its slot while others go on.",
-        (*UNEQUAL, 12),
-    ),
-    "gaps": Question("slots with gaps", "The slots in use do not lie side by side.", UNEQUAL),
-    "unified": Question("one cache for all", "All sequences share one cache and step together.", UNEQUAL),
-    "slots": Question(
-        "so many slots", "Prompts are read one by one, and all sequences step together.", (), tuple(range(1, 18))
-    ),
-    "cut": Question(
-        "a prompt cut", "A prompt is read in micro-batches of this many tokens.", (24,), (1, 2, 3, 5, 8, 16)
-    ),
-    "moved": Question("state to another slot", "A saved state goes on in another slot.", (24,)),
-    "elsewhere": Question("state to another context", "A saved state goes on in another context.", (24,)),
-    "resized": Question(
-        "state to another number of slots", "A saved state goes on in a context with another number of slots.", (24,)
-    ),
-    "copied": Question(
-        "a prompt shared by copies",
-        "One prompt is read, its state copied, and the copies go on with tokens of their own.",
-        EQUAL,
-        shared=True,
-    ),
-    "shifted": Question(
-        "positions shifted",
-        "A sequence's positions are moved on: attention looks at distances, and a state knows no position.",
-        (24,),
-    ),
-    "back": Question(
-        "a draft taken back",
-        "A draft of this many tokens is evaluated behind a right one, in one call, and taken back.",
-        (24,),
-        DRAFTS,
-    ),
-    "kept": Question(
-        "a draft taken back, states kept",
-        "The same in a context that keeps the states of its last tokens.",
-        (24,),
-        DRAFTS,
-    ),
-    "kept apart": Question(
-        "a draft taken back token by token",
-        "States are kept too, and each token of the draft comes in a call of its own.",
-        (24,),
-        DRAFTS,
-    ),
-    "kept beside": Question(
-        "drafts of several slots",
-        "Several slots are read in another order, and each has a draft taken back: the first one's is a token longer.",
-        UNEQUAL,
-        DRAFTS,
-    ),
-    "kept copied": Question(
-        "a draft taken back, then copied",
-        "A draft of one call is taken back, and copies of the sequence go on with tokens of their own.",
-        EQUAL,
-        DRAFTS,
-        shared=True,
-    ),
+    "equal": Question("equal prompts in one call", EQUAL),
+    "unequal": Question("unequal prompts in one call", UNEQUAL),
+    "steps": Question("steps together", UNEQUAL),
+    "late": Question("a prompt beside steps", UNEQUAL),
+    "left": Question("one leaves, another comes", (*UNEQUAL, 12)),
+    "gaps": Question("slots with gaps", UNEQUAL),
+    "unified": Question("one cache for all", UNEQUAL),
+    "slots": Question("so many slots", (), tuple(range(1, 18))),
+    "cut": Question("a prompt cut", (24,), (1, 2, 3, 5, 8, 16)),
+    "moved": Question("state to another slot", (24,)),
+    "elsewhere": Question("state to another context", (24,)),
+    "resized": Question("state to another number of slots", (24,)),
+    "copied": Question("a prompt shared by copies", EQUAL, shared=True),
+    "shifted": Question("positions shifted", (24,)),
+    "back": Question("a draft taken back", (24,), DRAFTS),
+    "kept": Question("a draft taken back, states kept", (24,), DRAFTS),
+    "kept apart": Question("a draft taken back token by token", (24,), DRAFTS),
+    "kept beside": Question("drafts of several slots", UNEQUAL, DRAFTS),
+    "kept copied": Question("a draft taken back, then copied", EQUAL, DRAFTS, shared=True),
 }
-ABOUT_FILES = {  # a question about a file itself: nobody shares anything
-    LISTED: Question(
-        "head counts by layer",
-        "The file has a number of heads for each layer, 0 in the first; it is held against the same file with one.",
-        (24,),
-    ),
-}
+ABOUT_FILES = {LISTED: Question("head counts by layer", (24,))}  # about a file itself: nobody shares anything
 
 NAME = "architectures"  # of the build
 PLAIN = "plain"  # whole, and readable by older builds: without the generator's tokenizer and factors of tensors
@@ -169,51 +117,46 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
 
 def _without_news(path: Path, arch: str) -> Path:
     """Write a file again without what older builds refuse: a tokenizer called "test", and tensors that came later."""
-    from gguf import GGUFReader  # 0.2 s, and only such files need it
+    from gguf import GGUFReader, GGUFValueType  # 0.2 s, and only such files need it
+    from gguf.scripts.gguf_new_metadata import MetadataDetails
 
-    changed: dict[str, Any] = {"tokenizer.ggml.model": "none"}
+    changes = {"tokenizer.ggml.model": MetadataDetails(GGUFValueType.STRING, "none")}
     if arch in INTERVAL:
-        changed[f"{arch}.full_attention_interval"] = 2
-    later = OPTIONAL.get(arch, set())
-    _write_again(GGUFReader(path), path, changed, lambda tensor: tensor.endswith(FACTORS) or tensor in later)
+        changes[f"{arch}.full_attention_interval"] = MetadataDetails(GGUFValueType.UINT32, 2)
+    reader, later = GGUFReader(path), OPTIONAL.get(arch, set())
+    reader.tensors = [
+        tensor
+        for tensor in reader.tensors
+        if not tensor.name.endswith(FACTORS) and re.sub(r"^blk\.\d+\.", "", tensor.name) not in later
+    ]
+    _copy(reader, path, arch, changes)
     return path
 
 
 def by_layer(path: Path) -> Path:
     """Write a file again, with a number of heads for each layer: 0 for those without attention. Returns its path."""
-    from gguf import GGUFReader
+    from gguf import GGUFReader, GGUFValueType
+    from gguf.scripts.gguf_new_metadata import MetadataDetails
 
     reader, into = GGUFReader(path), path.with_suffix(".by-layer.gguf")
     fields = {field.name.partition(".")[2]: field.contents() for field in reader.fields.values()}
-    n_heads, of_keys = fields["attention.head_count"], fields["attention.head_count_kv"]
+    n_heads, of_keys, arch = fields["attention.head_count"], fields["attention.head_count_kv"], fields["architecture"]
     usual = [not n for n in of_keys] if isinstance(of_keys, list) else [False] * fields["block_count"]
     heads = [0 if recurrent else n_heads for recurrent in fields.get("attention.recurrent_layers", usual)]
-    _write_again(reader, into, {f"{fields['architecture']}.attention.head_count": heads})
+    by_layer = MetadataDetails(GGUFValueType.ARRAY, heads, sub_type=GGUFValueType.UINT32)
+    _copy(reader, into, arch, {f"{arch}.attention.head_count": by_layer})
     return into
 
 
-def _write_again(
-    reader: "GGUFReader", into: Path, changed: Mapping[str, Any], left_out: Callable[[str], bool] = lambda tensor: False
-) -> None:
-    """Write a GGUF with other texts, numbers or lists of numbers in some fields, and without some tensors."""
-    from gguf import GGUFValueType
+def _copy(reader: "GGUFReader", into: Path, arch: str, changes: "dict[str, MetadataDetails]") -> None:
+    """Write what a reader holds, with other values in some fields; an empty list, which gguf cannot write, goes."""
+    from gguf.scripts.gguf_new_metadata import copy_with_new_metadata
 
     from llama_meter.models.gguf_file import writing
 
-    kept = {field.name: (field.contents(), field.types[0], field.types[-1]) for field in reader.fields.values()}
-    for name, value in changed.items():
-        kind = GGUFValueType.get_type(value)
-        kept[name] = (value, GGUFValueType.UINT32 if isinstance(value, int) else kind, GGUFValueType.UINT32)
-    with writing(into, kept["general.architecture"][0]) as writer:
-        for name, (value, kind, of_each) in kept.items():
-            if not name.startswith("GGUF.") and name != "general.architecture" and value != []:
-                writer.add_key_value(name, value, kind, of_each if kind == GGUFValueType.ARRAY else None)
-        for tensor in reader.tensors:
-            if not left_out(re.sub(r"^blk\.\d+\.", "", tensor.name)):
-                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+    empty = [field.name for field in reader.fields.values() if field.contents() == []]
+    with writing(into, arch) as writer:
+        copy_with_new_metadata(reader, writer, changes, empty)
 
 
 TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
