@@ -76,6 +76,7 @@ WRONG = (
     (("study", "--minutes", "nan"), "--minutes"),
     (("run", "01", "--engine", "/nowhere"), "libllama"),
     (("run", "01", "--device", "tpu"), "device 'tpu'"),
+    (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
     (("measure", "04-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),

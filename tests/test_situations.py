@@ -10,13 +10,13 @@ import nbformat
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from llama_meter import paths
+from llama_meter import paths, surroundings
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, request
 from llama_meter.models import given, header, registry
 from plamo_study import runs
-from plamo_study.cli import notebooks
+from plamo_study.cli import notebooks, terminal
 from plamo_study.publish import pages
 from plamo_study.studies.your_machine import plan as your_machine
 
@@ -116,6 +116,43 @@ def test_a_reader_that_leaves_ends_a_command_silently():
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "message"),
+    [
+        ({"PYTHONPATH": "numpy/__init__.py"}, 2, "brings numpy"),
+        ({"PYTHONPATH": "random.py"}, 2, "brings random"),
+        ({"COLUMNS": "0", "LINES": "00"}, 2, "/nope"),
+        ({"HOME": ""}, 2, "/nope"),
+    ],
+)
+def test_odd_surroundings_are_named_or_mended_and_hide_no_error(odd, code, message, tmp_path):
+    if module := odd.get("PYTHONPATH"):
+        (tmp_path / module).parent.mkdir(exist_ok=True)
+        (tmp_path / module).write_text("")
+        odd = {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "plamo_study.cli.main", "models", "check", "/nope"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | odd)
+    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
+
+
+def test_a_user_without_a_home_and_a_working_directory_that_is_gone(tmp_path, monkeypatch):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with monkeypatch.context() as lacking:
+        lacking.setattr(surroundings.Path, "home", nobody)
+        surroundings.prepare()
+    assert os.environ["HOME"] == "/"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit, match="2"):
+        terminal.guarded(lambda: None)
 
 
 # ------------------------------------------------------------------ notebooks

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import chain
 from math import nan
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from llama_meter import journal, paths
-from llama_meter.cells import AnyCell, Gate, OnModel
+from llama_meter.cells import AnyCell, Decode, Gate, OnModel, Prefill
 from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, NotJudgedError, StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
@@ -57,21 +59,24 @@ class Line:
         ipython = sys.modules.get("IPython")
         self.kernel: Any = getattr(ipython.get_ipython() if ipython else None, "kernel", None)
 
-    def say(self, text: str, at_once: bool = True) -> None:
-        """Show a text in place of the last one; unless `at_once`, not sooner than EVERY_S after it."""
-        if not (at_once or time.monotonic() - self.shown > EVERY_S):
+    def say(self, text: str, at_once: bool = True, row: str = "") -> None:
+        """Show a text in place of the last one; unless `at_once`, not sooner than EVERY_S after it.
+
+        `row`: what was measured just now, which stays on a terminal.
+        """
+        if not (at_once or row or time.monotonic() - self.shown > EVERY_S):
             return
         self.shown = time.monotonic()
-        self.show(text)
+        self.show(text, row)
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, row: str = "") -> None:
         """Show a text in place of the last one, now."""
         if not self.kernel:
             return
         from IPython.display import Markdown, display  # slow to import, and the command line does not need it
 
         if self.handle:
-            self.handle.update(Markdown(text))
+            self.handle.update(Markdown(text), metadata={"row": row} if row else {})
         else:
             self.handle = display(Markdown(text), display_id=True)
 
@@ -174,7 +179,7 @@ def measure(
         refuse(event.row)
         left = f", about {_long(event.remaining_s)} left" if event.remaining_s else ""
         now = f"*{study}: {event.done} of {event.total}, {named(event.task.cell)}{left}*"
-        line.say("  \n".join([*before, now]), at_once=False)
+        line.say("  \n".join([*before, now]), at_once=False, row=speed(event.row) if event.row else "")
 
     try:
         files.make_models(planned, on_bytes)
@@ -189,7 +194,8 @@ def measure(
     said = f"*{study}: all rows were measured before.*"
     if summary.measured:
         said = f"*{study}: {summary.measured} processes measured here in {_long(time.monotonic() - began)}.*"
-    line.say(f"{said} {_no_time(planned, summary, sweep)}".strip())
+    lacks = f"{lacking(summary).capitalize()}; {MORE}." if summary.lacking else ""
+    line.say(" ".join(filter(None, (said, lacks, _no_time(planned, summary, sweep)))))
     return summary
 
 
@@ -285,6 +291,18 @@ def _instead(gate: Gate) -> str:
                 f"BF16: `plamo-study models quantize SOURCE.gguf --type {base} --keep ssm_out=BF16`"
             )
     return f"`plamo-study models check '{path.name}'` looks for the cause"
+
+
+def speed(row: Row) -> str:
+    """A row's tokens a second and its verdict, in words; empty for a row that times no prompt and no step."""
+    if row.status != "ok" or row.anchor or not isinstance(row.cell, Prefill | Decode):
+        return ""
+    each, times = 1, row.samples_ns  # of steps
+    if isinstance(row.cell, Prefill):  # read in one call or several
+        each, times = row.cell.n_prompt, [[sum(sample)] for sample in times]
+    taken = median(chain(*times)) / 1e9
+    verdict = {True: "right", False: "wrong", None: "as its first process"}[row.valid]
+    return f"{named(row.cell)}: {each * row.cell.n_seq / taken:,.1f} tokens/s, {verdict}"
 
 
 def named(cell: AnyCell) -> str:

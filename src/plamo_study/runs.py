@@ -38,6 +38,7 @@ from llama_meter import paths
 from llama_meter.disk import growing
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, StudyError, of_system
 from llama_meter.journal import LOCAL, REFERENCE
+from plamo_study.live import MORE
 from plamo_study.studies.registry import OF_ALL
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
@@ -45,9 +46,9 @@ MARKED = "papermill-error-cell-tag"  # of the cells by which papermill marks an 
 ADDED = {"injected-parameters", MARKED}  # tags of papermill's own cells
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.jsonl.gz", "*.csv", "*.lock")  # of files that decide a page
 TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}  # of parameters
-Status = Literal["ok", "unchanged", "gate failed", "not measured", "failed", "dead_kernel", "incomplete"]
+Status = Literal["ok", "unchanged", "gate failed", "not measured", "in part", "failed", "dead_kernel", "incomplete"]
 GOES_ON: dict[str, Status] = {FAILED_GATE: "gate failed", NOT_MEASURED: "not measured"}  # by an error's name
-Tell = Callable[[str, bool], None]  # a line of a notebook that measures, and whether it stays: the others are replaced
+Tell = Callable[[str, str, bool], None]  # a notebook's line, the row measured just now, and whether something failed
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class RunResult:
     """The outcome of one notebook.
 
     `unchanged`: executed before from the same inputs. `gate failed`: complete, but the gate of a file failed, and what
-    that file lacks is said on the page; `not measured`: so is a file that there was no time for. `output` is the
-    complete notebook. `cell` is the cell that did not finish, counted from 0 in `notebook`; `error` and `message` are
-    the exception's name and text.
+    that file lacks is said on the page; `not measured`: so is a file that there was no time for; `in part`: so is a
+    finding that lacks rows. `output` is the complete notebook. `cell` is the cell that did not finish, counted from 0
+    in `notebook`; `error` and `message` are the exception's name and text.
     """
 
     notebook: Path
@@ -98,9 +99,9 @@ class Client(PapermillNotebookClient):
         """Process a message of the kernel."""
         content = msg["content"]
         if content.get("transient", {}).get("display_id") and "text/markdown" in content["data"]:
-            self.tell(content["data"]["text/markdown"], False)
+            self.tell(content["data"]["text/markdown"], content["metadata"].get("row", ""), False)
         elif content.get("ename") in GOES_ON:
-            self.tell(content["evalue"], True)
+            self.tell(content["evalue"], "", True)
         return super().process_message(msg, *where)
 
 
@@ -228,6 +229,8 @@ def run(
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
     outcome = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
+    if problem is None and executed and any(MORE in str(cell.get("outputs", "")) for cell in executed.cells):
+        outcome = "in part"
     if executed and (problem is None or outcome) and not unfinished(executed):
         executed.metadata[MADE_FROM] = "" if outcome else _made_from(notebook, assigned)  # with the rows of this run
         executed.cells = [cell for cell in executed.cells if MARKED not in cell.metadata.get("tags", [])]

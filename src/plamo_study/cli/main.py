@@ -2,6 +2,11 @@
 
 # Modules that load Jupyter or SciPy are imported by the commands that need them: the others start a second sooner.
 
+# ruff: noqa: E402 # what would break the imports is refused before them
+from llama_meter import surroundings
+
+surroundings.prepare()
+
 import json as jsonlib
 import math
 import os
@@ -85,7 +90,7 @@ def _values(
 ) -> dict[str, str]:
     """What options and `-p` say, as parameters of a notebook; the engine, and that files may be repaired, are settings.
 
-    Raises StudyError for a build that is not here.
+    Raises StudyError for a build that is not here, and what an option and a parameter say differently.
     """
     if engine is not None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(engines.resolve(engine))
@@ -98,6 +103,8 @@ def _values(
         name, _, value = text.partition("=")
         if not name.isidentifier():
             raise StudyError(f"-p {text}", "is not NAME VALUE", "plamo-study run -p source recorded")
+        if values.get(name, value) not in (value, "auto"):
+            raise StudyError(f"-p {name} {value}", "an option says something else", "give one of the two")
         values[name] = value
     return values
 
@@ -202,8 +209,6 @@ def measure(
         how = {"retry_failed": retry_failed, "beside": others, "elsewhere": elsewhere}
         summary = live.measure(planned, path, line, varied, minutes, **how)
     console.print(f"{len(summary.rows)} rows, {len(summary.failed)} failed or wrong ({short(path)})")
-    if summary.lacking:
-        console.print(f"{live.lacking(summary)}; {live.MORE}", style="red", soft_wrap=True)
     raise typer.Exit(0 if summary.well else 1)
 
 

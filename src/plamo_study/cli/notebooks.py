@@ -72,7 +72,7 @@ def every_page(values: Values) -> int:
         without = [result for result in results if result.error == UnmeasuredError.__name__]
         for result in without:
             console.print(f"{result.notebook.stem} is shown as recorded: {result.message}", soft_wrap=True)
-        code = _ended(result for result in results if result not in without)
+        code = _ended((result for result in results if result not in without), well=("ok", "unchanged", "in part"))
         done = {result.notebook for result in results if result.output}
         return max(code, _recorded([path for path in notebooks if path not in done]))
 
@@ -182,15 +182,15 @@ def _at_once() -> int:
     return machine.at_once(1, NOTEBOOK_BYTES)
 
 
-def _ended(results: Iterable[runs.RunResult]) -> int:
-    """Print the outcome of each notebook; 1 if any failed."""
+def _ended(results: Iterable[runs.RunResult], well: Sequence[str] = ("ok", "unchanged")) -> int:
+    """Print the outcome of each notebook; 1 if any is none of `well`."""
     code = 0
     for result in results:
-        well = result.status in ("ok", "unchanged")
-        code = max(code, int(not well))
+        is_well = result.status in well
+        code = max(code, int(not is_well))
         where = (
             short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
         )
-        said = Text.assemble((result.status, "green" if well else "red"), f" {result.notebook.name}: {where}")
+        said = Text.assemble((result.status, "green" if is_well else "red"), f" {result.notebook.name}: {where}")
         console.print(said, soft_wrap=True)
     return code

@@ -65,6 +65,11 @@ def guarded(command: Callable[[], object]) -> None:
             stream.reconfigure(errors="backslashreplace")  # no text that one of them cannot encode is an error
     children.keep_python_safe()
     try:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            mend = f"cd {paths.ROOT}, or another folder"
+            raise StudyError("the working directory", "has been deleted", mend) from None
         command()
     except MENDABLE as error:
         study_error = mendable(error)
@@ -103,8 +108,10 @@ class Shown(Line):
         super().__init__(study)
         self.status, self.last, self.printed = status, "", time.monotonic()
 
-    def show(self, text: str) -> None:
-        """Show a line in place of the last one."""
+    def show(self, text: str, row: str = "") -> None:
+        """Show a line in place of the last one, and what was measured in a line of its own, which stays."""
+        if row:
+            console.print(row, style="dim", soft_wrap=True)
         self.last = text.replace("*", "").replace("  \n", " ")
         self.status.update(Text(self.last))
         if not console.is_terminal and time.monotonic() - self.printed > LOG_EVERY_S:
@@ -115,9 +122,12 @@ class Shown(Line):
         """Print what is wrong; it stays."""
         console.print(f"{self.study}: {text}", style="red", soft_wrap=True)
 
-    def tell(self, text: str, stays: bool) -> None:
+    def tell(self, text: str, row: str = "", failed: bool = False) -> None:
         """Show what a notebook says while it measures."""
-        (self.fail if stays else self.show)(text)
+        if failed:
+            self.fail(text)
+        else:
+            self.show(text, row)
 
 
 @contextmanager
