@@ -111,7 +111,7 @@ def performance_cores() -> int:
     """
     if MACOS:
         return sum(n for name, n in _levels().items() if name != EFFICIENCY) or os.cpu_count() or 1
-    allowed = os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0)  # type: ignore[attr-defined, unused-ignore] # Linux alone has it
     fast = allowed - (_listed(SYS / "devices/cpu_atom/cpus") or set()) or allowed  # Intel's hybrids
     siblings = {_text(SYS / f"devices/system/cpu/cpu{n}/topology/thread_siblings_list") or n for n in fast}
     usable = min(len(siblings), psutil.cpu_count(logical=False) or len(siblings))
