@@ -2,9 +2,11 @@
 
 import errno
 import os
+import random
 import shutil
 import socket
 import struct
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFValueType as Kind
 
 from llama_meter.errors import StudyError
-from llama_meter.measure import checking, quantizing, runner
+from llama_meter.measure import checking, machine, quantizing, runner
 from llama_meter.measure.checking import check
 from llama_meter.measure.process import Outcome
 from llama_meter.models import given, header, registry, synthetic
@@ -140,6 +142,21 @@ def test_a_file_that_is_no_whole_plamo_is_found_and_its_text_reaches_no_terminal
     found = check(changed(tmp_path / "m.gguf", **how))
     assert ("blocking", code) in codes(found), found
     assert all(f.evidence.isprintable() for f in found)
+
+
+def test_mutated_headers_end_in_a_finding_in_little_time_and_memory(tmp_path):
+    whole, path = mini_file().read_bytes(), tmp_path / "m.gguf"
+    end, before = header.read(mini_file()).data_offset, machine.peak_rss()
+    for seed in range(40):
+        rng, made = random.Random(seed), bytearray(whole)
+        for _ in range(rng.randint(1, 8)):
+            at = rng.choice((rng.randrange(4, 2000), rng.randrange(end - 2000, end)))
+            made[at : at + 8] = rng.choice((0, 2**31, 2**62, 2**64 - 1, rng.randrange(2**64))).to_bytes(8, "little")
+        path.write_bytes(made[: rng.choice((None, None, rng.randrange(end)))])
+        start = time.process_time()
+        assert all(finding.evidence.isprintable() for finding in check(path))
+        assert time.process_time() - start < 5
+    assert machine.peak_rss() - before < 1 << 28
 
 
 def test_a_part_and_an_adapter_are_no_source_to_quantize(tmp_path):

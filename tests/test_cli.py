@@ -78,6 +78,7 @@ WRONG = (
     (("run", "01", "--device", "tpu"), "device 'tpu'"),
     (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
+    (("measure", "your-machine", "--file", ""), "names no file"),
     (("measure", "04-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
     (("models", "fetch", "owner//nothing", "a.gguf"), "check both names"),

@@ -77,7 +77,7 @@ def night(tmp_path, monkeypatch):
     found, engine = Night(), runner.engine_facts()
     monkeypatch.setattr(runner, "engine_facts", lambda folder="": engine)
     monkeypatch.setattr(runner, "work", found.work)
-    monkeypatch.setattr(runner, "datetime", Clock)
+    monkeypatch.setattr(runner.Bench, "now", lambda bench: Clock.now(UTC))
     monkeypatch.setattr(runner, "monotonic", lambda: Clock.passed)
     monkeypatch.setattr(Clock, "passed", 0.0)
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())

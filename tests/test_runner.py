@@ -272,6 +272,23 @@ def test_what_is_added_to_a_block_hours_later_is_compared_with_nothing_measured_
     assert moved[-1].block not in {row.block for row in rows}
 
 
+def test_a_wall_clock_that_is_set_during_a_sweep_loses_no_row_and_tears_no_block_apart(tmp_path, monkeypatch, once):
+    hours = iter(range(0, 10**6, 7))
+
+    class Stepping(datetime):
+        """A clock that is an hour ahead or behind, or right, every time somebody looks at it."""
+
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(hours=next(hours) % 3 - 1)
+
+    monkeypatch.setattr(runner, "datetime", Stepping)
+    summary = runner.sweep(small_plan(), tmp_path / "j.jsonl")
+    assert (summary.measured, summary.failed) == (1 + 3 * 5 + 1, [])
+    assert [row.block for row in frame.in_one_go(summary.rows)] == [row.block for row in summary.rows]
+    assert runner.sweep(small_plan(), tmp_path / "j.jsonl").measured == 0
+
+
 def test_an_anchor_is_as_many_processes_as_planned_and_counts_as_their_median(tmp_path, once):
     planned = replace(small_plan((mini("prefill", n_prompt=16),), blocks=1), anchors=3)
     rows = runner.sweep(planned, tmp_path / "j.jsonl").rows

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import count, groupby
 from pathlib import Path
@@ -150,6 +150,7 @@ class Bench:
 
     def __init__(self, plan: Plan, journal: Journal, beside: Sequence[str], elsewhere: Elsewhere | None):
         self.plan, self.journal, self.beside, self.elsewhere = plan, journal, beside, elsewhere
+        self.began, self.began_ns = datetime.now(UTC), machine.awake_or_not_ns()
         on_engine = [cell for cell in plan.asked if isinstance(cell, OnEngine)]
         engines = {folder: dict(engine_facts(folder)) for folder in ("", *beside)} if on_engine else {}
         boards = [facts.pop("gpus") for facts in engines.values()]
@@ -171,6 +172,13 @@ class Bench:
         self.models = {file: self._add_fact("model", fact) for file, fact in facts.items()}
         self.keys: dict[Task, str] = {}
 
+    def now(self) -> datetime:
+        """Wall time as it was when this bench began, and as much later as has passed since.
+
+        Rows of a block are compared because they began close together: a clock that is set would tear it apart.
+        """
+        return self.began + timedelta(microseconds=(machine.awake_or_not_ns() - self.began_ns) / 1000)
+
     def key(self, task: Task) -> str:
         """The key of a task's row."""
         if task not in self.keys:
@@ -189,7 +197,7 @@ class Bench:
         StudyError where another file lies in a file's place by then: its gate and its facts are those of the first.
         """
         before = watch.before_row() if task.cell.is_timed else machine.state()
-        started = datetime.now(UTC)
+        started = self.now()
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=monotonic() + left_s)

@@ -97,6 +97,8 @@ def _values(
     if repair:
         os.environ[REPAIR] = "1"
     values = {name: str(value) for name, value in options.items() if value is not None}
+    if file and not all(file):
+        raise StudyError("--file ''", "names no file", "name a .gguf file")
     if file:
         values["files"] = msgspec.json.encode(file).decode()
     for text in parameter or []:
