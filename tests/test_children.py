@@ -9,7 +9,6 @@ from contextlib import suppress
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
 from conftest import HYBRID, mini, mini_file
@@ -44,28 +43,10 @@ def hostile(tmp_path, monkeypatch):
     return ran
 
 
-def a_worker(_):
+@pytest.mark.long
+def test_no_python_takes_modules_from_the_folder_one_stands_in(hostile):
     outcome = work(Job(cell=mini("prefill"), path=str(mini_file())), 60.0)
     assert outcome.status == "ok", outcome.failure
-
-
-def notebooks(folder):
-    """Two of this folder: one by the command's own process, one by another, each with a kernel."""
-    for name in ("98-one.ipynb", "99-two.ipynb"):
-        cells = [
-            nbformat.v4.new_code_cell(source) for source in ('scale = "mini"\nsource = "recorded"', "import numpy")
-        ]
-        cells[0].metadata.tags = ["parameters"]
-        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), name)
-    asked = [PLAMO_STUDY, "run", "98-one.ipynb", "99-two.ipynb", "-p", "source", "recorded", "--scale", "mini"]
-    done = subprocess.run(asked, env=os.environ | {"PLAMO_STUDY_ROOT": str(folder)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("what", [a_worker, notebooks])
-def test_no_python_takes_modules_from_the_folder_one_stands_in(what, hostile, tmp_path):
-    what(tmp_path)
     assert not sorted(path.name for path in hostile.iterdir())
 
 
@@ -181,26 +162,3 @@ def test_what_a_killed_process_started_ends_even_if_it_was_stopped(n, tmp_path):
     for each in found:
         each.suspend()
     assert all_end(parent, found)
-
-
-def test_processes_that_execute_notebooks_end_with_the_command(tmp_path):
-    cell = nbformat.v4.new_code_cell("import time; time.sleep(600)")
-    for name in ("one", "two"):
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=KERNEL), tmp_path / f"{name}.ipynb")
-    script = (
-        "import sys; from pathlib import Path; from plamo_study import runs\n"
-        "folder = Path(sys.argv[1])\n"
-        "jobs = [(folder / f'{name}.ipynb', {}) for name in ('one', 'two')]\n"
-        "list(runs.side_by_side(jobs, folder / 'out', 2))"
-    )
-    assert all_end(*family_of(script, tmp_path, of=2))  # two kernels
-
-
-def test_a_guard_ends_nobody_whose_parent_is_well():
-    with children.guard() as guarded:
-        child = subprocess.Popen(["sleep", "60"])
-        guarded(child.pid)
-    time.sleep(0.1)
-    assert child.poll() is None
-    child.kill()
-    child.wait()

@@ -11,7 +11,6 @@ from llama_meter.errors import StudyError
 from llama_meter.stats import Estimate
 from plamo_study.measurements import measured_added, measurements, recording
 from plamo_study.read import frame
-from plamo_study.show import charts, theme
 from plamo_study.show.findings import question, questions
 from plamo_study.stats.estimates import claim, compare, estimate, family, ratio_of_sums
 
@@ -182,19 +181,6 @@ def test_an_answer_needs_its_whole_interval_beyond_the_threshold(ratio):
 
 
 # ---------------------------------------------------------------- charts
-
-
-def test_a_chart_says_its_numbers_and_draws_every_interval_and_a_model_has_one_colour(steps):
-    theme.enable()
-    data = estimate(steps, by="model n_seq").replace({"model": {"a": "plamo-2-1b*", "b": "plamo-3-nict-2b*"}})
-    for each in (data, data.iloc[::-1]):
-        spec = charts.lines(each, "n_seq", "Two take longer").to_dict()
-        scale = spec["layer"][1]["encoding"]["color"]["scale"]
-        colours = dict(zip(scale["domain"], scale["range"], strict=True))
-        assert colours == {"plamo-2-1b*": charts.BLUE, "plamo-3-nict-2b*": charts.VERMILION}
-        assert spec["description"].startswith("Two take longer plamo-")
-        drawn = next(iter(spec["datasets"].values()))
-        assert all(line["low"] <= line["value"] <= line["high"] for line in drawn)
 
 
 # ---------------------------------------------------------------- measurements, and rows that count

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import subprocess
-import symtable
 import sys
 from functools import cache
 
@@ -32,24 +31,6 @@ def cells(name):
     """(type, source) of each cell."""
     found = json.loads((paths.NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
     return [(cell["cell_type"], "".join(cell["source"])) for cell in found]
-
-
-def code_cells(name):
-    """(number, source) of each code cell."""
-    return [(number, source) for number, (kind, source) in enumerate(cells(name)) if kind == "code"]
-
-
-def bound(source):
-    """Names that a cell binds for all cells, with whether it imports them."""
-    symbols = symtable.symtable(source, "cell", "exec").get_symbols()
-    return {each.get_name(): each.is_imported() for each in symbols if each.is_assigned() or each.is_imported()}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_cell_imports_no_cell_gives_another_meaning(name):
-    bindings = [(number, bound(source)) for number, source in code_cells(name)]
-    imported = {each for _, names in bindings for each, imports in names.items() if imports}
-    assert not [(number, each) for number, names in bindings for each in names if each in imported and not names[each]]
 
 
 def shown(source, room):

@@ -317,19 +317,6 @@ def test_a_worker_of_a_cluster_simulates_what_is_simulated_here(tmp_path):
     assert (row.cell, row.series, row.checks["complete"]) == (cell, expected.series, True)
 
 
-def test_what_runs_the_engine_is_not_given_away_and_a_scheduler_or_rows_that_are_not_there_are_named(
-    tmp_path, monkeypatch
-):
-    pytest.importorskip("distributed")
-    monkeypatch.setattr(cluster, "PATIENCE_S", 0.5)
-    with pytest.raises(StudyError, match="07-scheduling: runs the engine"):
-        runner.sweep(plan.scheduling("mini"), tmp_path / "j.jsonl", elsewhere=runner.Elsewhere(lambda *told: None, 1))
-    with pytest.raises(StudyError, match="is not reached"):
-        cluster.connected("tcp://127.0.0.1:1").__enter__()
-    with pytest.raises(StudyError, match="07-scheduling at mini: the rows that this fleet is simulated by are not"):
-        fleets.measured_calls(change(fleet(), rows_sha256="0" * 64))
-
-
 def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
     found = [machines for machines, well in fleets.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
     assert 1.7 <= min(found) < 1.7 * fleets.MOST ** (1 / 2**fleets.HALVINGS)

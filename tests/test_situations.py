@@ -15,9 +15,7 @@ from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, request
 from llama_meter.models import given, header, registry
-from plamo_study import runs
 from plamo_study.cli import notebooks, terminal
-from plamo_study.publish import pages
 from plamo_study.studies.your_machine import plan as your_machine
 
 
@@ -48,12 +46,7 @@ def derived(tmp_path, key, value, kind=None, arch="llama", sub=None):
     return path
 
 
-UINT32, BOOL, STRING, FLOAT32 = (
-    GGUFValueType.UINT32,
-    GGUFValueType.BOOL,
-    GGUFValueType.STRING,
-    GGUFValueType.FLOAT32,
-)
+UINT32, BOOL, STRING = GGUFValueType.UINT32, GGUFValueType.BOOL, GGUFValueType.STRING
 
 
 @pytest.mark.parametrize(
@@ -75,7 +68,7 @@ def test_what_a_file_is_for_is_told_by_its_header(arch, key, value, kind, role, 
     assert bool(role) == bool(said)
 
 
-@pytest.mark.parametrize(("label", "dtype"), [(14, "F16"), (15, "F16"), (32, "F16"), (1, "F16"), (None, "F16")])
+@pytest.mark.parametrize(("label", "dtype"), [(15, "F16"), (None, "F16")])
 def test_the_type_is_that_of_the_bytes_where_the_label_is_another(label, dtype, tmp_path):
     path = derived(tmp_path, "general.file_type", label, None if label is None else UINT32)
     assert given.give(str(path))[0].dtype == dtype
@@ -83,23 +76,11 @@ def test_the_type_is_that_of_the_bytes_where_the_label_is_another(label, dtype, 
 
 @pytest.mark.parametrize(
     ("value", "kind", "sub"),
-    [
-        ("two", STRING, None),
-        (float("inf"), FLOAT32, None),
-        (float("nan"), FLOAT32, None),
-        (-1, GGUFValueType.INT32, None),
-        (1 << 60, GGUFValueType.UINT64, None),
-        (["a"], GGUFValueType.ARRAY, STRING),
-    ],
+    [("two", STRING, None), (-1, GGUFValueType.INT32, None), (["a"], GGUFValueType.ARRAY, STRING)],
 )
 def test_a_number_of_layers_that_is_none_is_one_sentence(value, kind, sub, tmp_path):
     with pytest.raises(StudyError, match="block_count"):
         given.give(str(derived(tmp_path, "llama.block_count", value, kind, sub=sub)))
-
-
-def test_a_name_is_plain_from_the_start(tmp_path):
-    [found] = given.give(str(derived(tmp_path, "general.name", "a&b [c] | d", STRING)))
-    assert found.spec.name == "a?b ?c? ? d"
 
 
 def test_a_file_without_a_name_keeps_the_first_that_it_was_given(tmp_path):
@@ -107,15 +88,6 @@ def test_a_file_without_a_name_keeps_the_first_that_it_was_given(tmp_path):
     first = given.give(str(path))[0].file
     moved = path.rename(tmp_path / "other.gguf")
     assert given.give(str(moved))[0].file == first == ("derived", "file", first[2])
-
-
-def test_a_reader_that_leaves_ends_a_command_silently():
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "plamo_study.cli.main", "models", "list"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -156,21 +128,6 @@ def test_a_user_without_a_home_and_a_working_directory_that_is_gone(tmp_path, mo
 
 
 # ------------------------------------------------------------------ notebooks
-
-
-def executed_notebook(path, minor):
-    notebook = nbformat.v4.new_notebook()
-    cell = nbformat.v4.new_code_cell("x = 1", metadata={"tags": ["parameters"]}, execution_count=1)
-    notebook.cells, notebook.nbformat_minor = [cell], minor
-    path.write_text(nbformat.v4.nbjson.JSONWriter().writes(notebook))
-    return path
-
-
-@pytest.mark.parametrize("minor", [4, 5])
-def test_a_notebook_without_a_kernel_or_with_ids_too_early_is_read(minor, tmp_path):
-    path = executed_notebook(tmp_path / "n.ipynb", minor)
-    assert runs.declared(path) == {"x": "int"}
-    assert len(pages.read(path).cells) == 1
 
 
 @pytest.mark.parametrize(

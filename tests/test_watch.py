@@ -12,23 +12,20 @@ from functools import partial
 import msgspec
 import psutil
 import pytest
-from conftest import HYBRID, mini, mini_file
+from conftest import mini, mini_file
 from test_runner import remembered, small_plan
 
 from llama_meter import journal, paths
-from llama_meter.cells import Read
 from llama_meter.engine import kernels
 from llama_meter.measure import machine, process, runner, watch
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
-from llama_meter.models import registry, synthetic
 from llama_meter.rows import Conditions, Evidence, Row, State
 from plamo_study.read import frame
 from plamo_study.read.recording import recorded as recorded_rows
 from plamo_study.show import evidence
 
 SECOND = 10**9
-UNTIL_IT_ENDS = 10**6  # times that a worker is stopped
 LIMIT_S = 2.0  # beyond the CPU time in which a worker only imports, on slow machines too
 
 
@@ -110,17 +107,9 @@ def test_a_worker_beside_a_busy_process_is_marked_and_one_past_its_limit_gets_mo
     assert outcome.elapsed_ns > 1.9 * LIMIT_S * SECOND
 
 
-@pytest.mark.long
-def test_a_hang_beside_a_busy_process_is_a_hang(busy_core, tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "MOST_LIMITS", 20)  # tests run on this core as well
-    path = synthetic.write(registry.spec(HYBRID, "mini"), "F16", tmp_path / "array.gguf", head_count_array=True)
-    outcome = run(mini("prefill"), path, limit_s=LIMIT_S)
-    assert (outcome.status, outcome.failure.stage) == ("hang", "prefill")
-
-
 @contextmanager
-def stopped(seconds, times=1):
-    """Stop the worker that the block starts for so long and so often, as soon as it has become one."""
+def stopped(seconds):
+    """Stop the worker that the block starts for so long, as soon as it has become one."""
     over, before = threading.Event(), set(psutil.Process().children())
 
     def look():
@@ -128,11 +117,9 @@ def stopped(seconds, times=1):
             for child in set(psutil.Process().children()) - before:
                 with suppress(psutil.Error):  # it is gone
                     if "llama_meter.measure.worker" in child.cmdline():
-                        for _ in range(times):
-                            child.suspend()
-                            over.wait(seconds)
-                            child.resume()
-                            over.wait(0.1)
+                        child.suspend()
+                        over.wait(seconds)
+                        child.resume()
                         return
 
     thread = threading.Thread(target=look)
@@ -143,14 +130,13 @@ def stopped(seconds, times=1):
 
 
 def test_a_worker_that_was_stopped_is_marked_and_one_stopped_longer_than_its_limit_does_not_hang(monkeypatch):
-    for n_gen, seconds, times, limit_s in ((400, 0.1, UNTIL_IT_ENDS, 60.0), (64, 1.5 * LIMIT_S, 1, LIMIT_S)):
-        cell = mini("decode", n_gen=n_gen)
-        with stopped(seconds, times):
-            outcome = run(cell, limit_s=limit_s)
-        row = row_of(outcome, cell)
-        assert row.status == "ok"
-        assert row.conditions.timed.stops > 0 if limit_s > LIMIT_S else outcome.evidence.held_ns > LIMIT_S * SECOND
-        assert watch.causes([row]) == {"k": watch.STOPPED}
+    cell = mini("decode", n_gen=64)
+    with stopped(1.5 * LIMIT_S):
+        outcome = run(cell, limit_s=LIMIT_S)
+    row = row_of(outcome, cell)
+    assert row.status == "ok"
+    assert outcome.evidence.held_ns > LIMIT_S * SECOND
+    assert watch.causes([row]) == {"k": watch.STOPPED}
     monkeypatch.setattr(process, "MOST_LIMITS", 2)
     with stopped(60.0):
         outcome = run(mini("decode", n_gen=64), limit_s=1.0)
@@ -169,7 +155,7 @@ def judged(cell, before=None, after=None, status="ok", **counted):
 
 
 TIMED, TWO = mini("decode", n_gen=4), mini("decode", n_gen=4, n_threads=2)
-OFFLOADED, SERVED = mini("decode", n_gen=4, n_gpu_layers=-1), mini("serving", n_gen=4)
+OFFLOADED = mini("decode", n_gen=4, n_gpu_layers=-1)
 HALF, PART = SECOND // 2, SECOND // 100
 
 
@@ -204,31 +190,24 @@ def test_a_gpu_that_was_busy_before_a_row_or_swapping_beside_it_marks_it_and_its
 @pytest.mark.parametrize(
     ("cell", "counted", "why"),
     [
-        (TIMED, {"others_ns": PART}, ""),
         (TIMED, {"others_ns": SECOND}, watch.OTHERS),
         (TIMED, {"stolen_ns": SECOND}, watch.OTHERS),
         (TIMED, {"waited_ns": HALF}, watch.WAITED),
         (TIMED, {"waited_ns": None, "others_ns": SECOND}, watch.OTHERS),  # where nobody counts waiting
-        (TIMED, {"waited_ns": None}, ""),
         (TIMED, {"stalled_ns": HALF}, watch.MEMORY),
-        (TIMED, {"stalled_ns": PART}, ""),
         (TIMED, {"hot": 1}, watch.HEAT),
         (TIMED, {"stops": 1}, watch.STOPPED),
         (mini("gate"), {"others_ns": 2 * SECOND, "waited_ns": SECOND, "throttled_ns": SECOND}, ""),
-        (mini("quality"), {"others_ns": 2 * SECOND, "waited_ns": SECOND}, ""),
         (TWO, {"throttled_ns": HALF, "waited_ns": SECOND, "cpu_ns": 2 * SECOND}, watch.QUOTA),
         (OFFLOADED, {"throttled_ns": HALF, "waited_ns": SECOND}, watch.QUOTA),
-        (SERVED, {"throttled_ns": HALF, "waited_ns": SECOND}, watch.QUOTA),
         (TWO, {"throttled_ns": PART, "cpu_ns": 2 * SECOND}, ""),
         # two threads that got one CPU: from a limit that this system does not show, or from other programs
         (TWO, {"cpu_ns": SECOND}, watch.STARVED),
-        (TWO, {"cpu_ns": SECOND, "waited_ns": SECOND}, watch.STARVED),
         (TWO, {"cpu_ns": SECOND, "waited_ns": SECOND, "others_ns": SECOND}, watch.OTHERS),
         (TWO, {"cpu_ns": SECOND * 19 // 10}, ""),
         (TWO, {"wall_ns": SECOND // 10, "cpu_ns": SECOND // 10}, ""),  # too short to tell
         (TWO, {"cpu_ns": SECOND, "waited_ns": None}, ""),  # on a Mac a library computes prompts while threads sleep
-        (mini("decode", n_gen=4, n_threads=2, n_gpu_layers=-1), {"cpu_ns": SECOND}, ""),  # they wait for the GPU,
-        (Read(n_threads=2), {"cpu_ns": SECOND}, ""),  # or for memory
+        (mini("decode", n_gen=4, n_threads=2, n_gpu_layers=-1), {"cpu_ns": SECOND}, ""),  # they wait for the GPU
     ],
 )
 def test_a_row_is_marked_by_what_slowed_it_where_its_result_is_a_time(cell, counted, why):
@@ -308,11 +287,6 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
     crowded = replace(recorded, rows=rows.assign(disturbed=True, disturbed_by="others", others=0.47))
     assert evidence.of_rows(crowded).data.startswith("**Disturbed: other programs took 47% of the machine")
     assert "Disturbed" not in evidence.of_rows(recorded).data
-    drifted = rows.assign(disturbed=first, disturbed_by=first.map({True: "waited", False: ""}), others=0.004)
-    drifted = drifted.assign(waited=first.map({True: 0.2, False: 0.0069}), drift=first.map({True: 0.0, False: 0.31}))
-    assert "31%" in evidence.disturbed(drifted)
-    waited = first.map({True: 0.0069, False: 0.25})
-    assert "25%" in evidence.disturbed(drifted.assign(disturbed=True, disturbed_by="waited", waited=waited))
     for each in evidence.DISTURBED_BY:
         said = evidence.disturbed(rows.assign(disturbed=True, disturbed_by=each, drift=0.2))
         assert said
