@@ -100,6 +100,7 @@ def test_no_word_of_a_page_or_chart_is_cut_or_lies_on_another_and_nothing_is_fet
 def test_the_index_leads_to_every_page(site):
     index = (site / "index.html").read_text()
     assert set(re.findall(r'href="([^":#]+\.html)"', index)) == {path.name for path in site.iterdir()}
+    assert [path.name for path in site.iterdir() if re.search(r'href="[^":]*\.ipynb', path.read_text())] == []
 
 
 def test_a_folded_table_stays_in_its_fold(tmp_path):

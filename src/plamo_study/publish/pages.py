@@ -187,6 +187,9 @@ def _link(notebook: nbformat.NotebookNode, places: Mapping[str, str]) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = LINK.sub(lead, cell.source)
+        for output in cell.get("outputs", []):
+            if (text := output.get("data", {}).get("text/markdown")) is not None:
+                output.data["text/markdown"] = LINK.sub(lead, text)
 
 
 def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any]) -> tuple[bytes, str, str, Any]:

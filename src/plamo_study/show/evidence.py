@@ -1,5 +1,6 @@
 """The evidence before a study's numbers: where rows come from, which models, and whether they were correct."""
 
+import re
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
@@ -187,10 +188,19 @@ def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
 
     `otherwise`: what is shown where there is no line: the command that measures it.
     """
+    starred = any(r"\*" in line for line in lines)
+    return Finding(lines, otherwise, band(recording, starred) + disturbed(recording.rows), {ROWS_KEY: about(recording)})
+
+
+def band(recording: Recording, starred: bool = False) -> str:
+    """Whose machine measured, its letter a link to the table of hosts.
+
+    `starred`: whether what follows names a file whose shape is partly assumed.
+    """
     whose = "Measured here" if recording.source == "live" else "Not your machine"
-    star = r" · \* part of its shape is assumed" if any(r"\*" in line for line in lines) else ""
-    band = f"> **{whose}:** {chips(recording)}{star}\n\n{disturbed(recording.rows)}"
-    return Finding(lines, otherwise, band, {ROWS_KEY: about(recording)})
+    machines = re.sub(r"\((host \w)\)", r"([\1](A-methods.ipynb#The-hosts))", chips(recording))
+    star = r" · \* part of its shape is assumed" * starred
+    return f"> **{whose}:** {machines}{star}\n\n"
 
 
 def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
