@@ -37,15 +37,6 @@ ENGINE = {  # what a build of the locked sources says there: BLAS, that is Accel
     "ACCELERATE = 1 | REPACK = 1",
     "gpu_offload": True,
 }
-GPU_LOG = """\
-ggml_metal_device_init: testing tensor API for f16 support
-ggml_metal_device_init: GPU name:   MTL0 (Apple M5)
-ggml_metal_device_init: GPU family: MTLGPUFamilyApple10  (1010)
-ggml_metal_device_init: has bfloat            = true
-ggml_metal_device_init: has tensor            = true
-ggml_metal_device_init: GPU name:   MTL1 (Apple M4)
-ggml_metal_device_init: has tensor            = false
-"""
 PROGRAM = '#!/bin/sh\nexec cat "$(dirname "$0")/answers/$(basename "$0") $*" 2>/dev/null\n'
 BORN_ON_IT = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport darwin\ndarwin.become()\n"
 

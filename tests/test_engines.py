@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from darwin import GPU_LOG
 from test_runner import small_plan
 from typer.testing import CliRunner
 
@@ -23,7 +22,7 @@ from llama_meter import journal, paths
 from llama_meter.engine import builds as engines, library
 from llama_meter.engine.bindings import NOTE, described
 from llama_meter.errors import StudyError
-from llama_meter.limits import BACKENDS, DEFECTS
+from llama_meter.limits import DEFECTS
 from llama_meter.measure import runner
 from plamo_study.cli import main as cli
 from plamo_study.read import frame
@@ -80,18 +79,6 @@ def sources(tmp_path_factory):
         return engines.sources(tmp_path_factory.mktemp("sdist"))
     except StudyError as error:
         pytest.skip(f"pip cannot fetch the sdist here: {error.why}")
-
-
-@pytest.mark.long
-def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(sources):
-    metal = sources / "ggml" / "src" / "ggml-metal"
-    backend, device = ((metal / name).read_text() for name in ("ggml-metal.cpp", "ggml-metal-device.m"))
-    assert f'#define GGML_METAL_NAME "{BACKENDS["Metal"]}"' in backend
-    for line in ('"%s: GPU name:   %s (%s)', '"%s: has tensor            = %s'):
-        assert line in device
-    assert library.has_tensor_units(GPU_LOG.splitlines(keepends=True)) == {"MTL0": True, "MTL1": False}
-    told = (sources / "src" / "llama.cpp").read_text().partition("llama_print_system_info")[2]
-    assert told.index("ggml_backend_reg_name(reg)") < told.index('" : "')
 
 
 def test_graph_splits_are_read_from_the_line_that_the_sources_print(sources, monkeypatch):
@@ -223,6 +210,26 @@ def test_a_name_stands_for_a_build_that_is_here_and_made_from_these_patches(noth
         engines.resolve("corrected")
 
 
+def test_a_release_is_loaded_with_its_own_bindings(nothing_here, monkeypatch):
+    """Of a package that pip would have compiled: here the installed one."""
+
+    def installed(release, sha256, command, at, on_step):
+        shutil.copytree(engines.installed_libraries().parent, at / "package" / "llama_cpp")
+
+    monkeypatch.setattr(engines, "_pip", installed)
+    made, _ = engines.build("0.3.20")
+    said = "from llama_meter.engine import library; from llama_meter.engine.bindings import llama\n"
+    said += "print(library.describe()['binding'], llama.__file__, llama._base_path)"
+    done = subprocess.run(
+        [sys.executable, "-c", said],
+        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == f"llama-cpp-python 0.3.20 {made / 'llama_cpp' / 'llama_cpp.py'} {made}"
+
+
 def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
     with pytest.raises(StudyError, match="neither a known build nor a folder"):
@@ -230,19 +237,9 @@ def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
     (tmp_path / "libllama.so").write_text("a library")
     cli._values(None, None, False, str(tmp_path))
     assert os.environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path.resolve())
-
-
-def test_a_folder_that_describes_no_engine_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
-    (tmp_path / "libllama.so").write_text("a library")
-    own = tmp_path / NOTE
-    own.write_text("description = ")
-    done = CliRunner().invoke(cli.app, ["measure", "A-gates", "--engine", str(tmp_path)])
-    assert isinstance(done.exception, StudyError), done.output
-    assert NOTE in done.exception.what
-    assert os.environ["LLAMA_CPP_LIB_PATH"] == ""
-    with pytest.raises(StudyError, match=re.escape(NOTE)):
-        described(tmp_path)
+    (tmp_path / NOTE).write_text("description = ")
+    with pytest.raises(StudyError, match=rf"{NOTE}: is no TOML"):
+        cli._values(None, None, False, str(tmp_path))
 
 
 def test_codes_of_recorded_engines_are_shown_by_name():

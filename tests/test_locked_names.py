@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from llama_meter.engine import builds, library
+from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.limits import BACKENDS
 from llama_meter.measure import process
@@ -17,7 +17,6 @@ READ = (  # files of llama.cpp
     "ggml/src/ggml-cpu/repack.cpp",
     "ggml/src/ggml.c",
     "ggml/src/ggml-metal/ggml-metal.cpp",
-    "ggml/src/ggml-metal/ggml-metal-device.m",
     "ggml/include/ggml.h",
     "ggml/include/ggml-cuda.h",
     "ggml/include/ggml-vulkan.h",
@@ -64,17 +63,6 @@ def test_weights_are_mapped_or_not_by_the_names_of_buffers_in_the_engine_s_own_l
     names |= {said("ggml-cpu/repack.cpp", r'return "(CPU_\w+)"'): False}
     for name, mapped in names.items():
         assert replica.weights(line % ("load_tensors", name, 512.0)) == ((2.0**29, 0) if mapped else (0, 2.0**29)), name
-
-
-def test_tensor_units_are_read_from_the_lines_of_metal():
-    device = sources()["ggml/src/ggml-metal/ggml-metal-device.m"]
-    assert f'"%s%d", "{metal()}", device' in device, "as devices are named"
-    named, tensor = (
-        re.search(rf'GGML_LOG_INFO\("({what}.*?)"', device)[1] for what in ("%s: GPU name: ", "%s: has tensor")
-    )
-    lines = [named % ("init", f"{metal()}0", "Apple M5"), tensor % ("init", "true"), "\\n"]
-    lines += [named % ("init", f"{metal()}1", "Apple M4"), tensor % ("init", "false")]
-    assert library.has_tensor_units("".join(lines).replace("\\n", "\n")) == {f"{metal()}0": True, f"{metal()}1": False}
 
 
 def test_backends_have_the_names_that_the_registry_gives_them():

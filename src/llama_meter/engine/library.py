@@ -83,13 +83,8 @@ def _said(library: Any, name: str) -> str:
     return function().decode() if function else ""
 
 
-def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """GPUs that the loaded engine can use, each with ggml's `name`, its `chip` and `memory_bytes`.
-
-    `log`: the engine's log from its first call on. For a Metal GPU it shows whether tensor units are used (`tensor`);
-    an old system or an environment variable can turn them off.
-    """
-    tensor = has_tensor_units(log)
+def gpus() -> list[dict[str, Any]]:
+    """GPUs that the loaded engine can use, each with ggml's `name`, its `chip` and `memory_bytes`."""
     base, registry = ggml("ggml-base"), ggml("ggml")
     devices = []
     for index in range(registry.ggml_backend_dev_count()):
@@ -97,18 +92,9 @@ def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
         if base.ggml_backend_dev_type(device) in GPU_TYPES:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-            name, chip = (
-                getter(device).decode() for getter in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
-            )
-            devices.append({"name": name, "chip": chip, "memory_bytes": total.value})
-            devices[-1] |= {"tensor": tensor[name]} if name in tensor else {}
+            name, chip = base.ggml_backend_dev_name(device), base.ggml_backend_dev_description(device)
+            devices.append({"name": name.decode(), "chip": chip.decode(), "memory_bytes": total.value})
     return devices
-
-
-def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
-    """Whether Metal reports using tensor units, by GPU name (ggml-metal-device.m)."""
-    reports = re.findall(r"GPU name: +(\S+) .*?has tensor += (true|false)", "".join(log), re.DOTALL)
-    return {name: said == "true" for name, said in reports}
 
 
 def _own_words() -> dict[str, Any]:

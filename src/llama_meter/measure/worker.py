@@ -79,9 +79,8 @@ def _do(line: bytes, workload: str) -> Measured:
     if job.cell is None:
         from llama_meter.engine import library  # a simulation does without an engine
 
-        log: list[str] = []
-        library.capture_log(log)
-        return Measured(facts=library.describe() | {"gpus": library.gpus(log)})
+        library.capture_log([])
+        return Measured(facts=library.describe() | {"gpus": library.gpus()})
     if run := own.get(type(job.cell)):
         stage(job.cell.workload)
         return run(job.cell, Path(job.path), stage, *map(Path, job.others))
