@@ -32,7 +32,7 @@ from llama_meter.serve.server import Setup
 from plamo_study import live, measurements
 from plamo_study.read.recording import of_device, read
 from plamo_study.show import evidence
-from plamo_study.studies.batch_scaling import replica
+from plamo_study.studies.batch_scaling import work as replicas
 from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
@@ -191,7 +191,7 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     assert not found.series["mapped"], "how much of the file is in memory is not known there"
     for name in ("CPU_Mapped", "MTL0_Mapped", "MTL0_Private", "CPU_REPACK"):
         log = f"load_tensors: {name:>12} model buffer size =   512.00 MiB\n"
-        assert replica.weights(log) == ((2.0**29, 0) if name.endswith("Mapped") else (0, 2.0**29))
+        assert replicas.weights(log) == ((2.0**29, 0) if name.endswith("Mapped") else (0, 2.0**29))
 
 
 @pytest.mark.parametrize(("layers", "words"), [(0, "-ngl 0 -dev none"), (-1, "-ngl -1 --cache-ram")])

@@ -7,7 +7,7 @@ CHAPTER = Chapter(
     "how many at once",
     {
         "03-batch-scaling": Study("plan.batch_scaling"),
-        "03-replicas": Study("replicas_plan.replicas"),
+        "03-replicas": Study("plan.replicas"),
     },
     of_full_size=True,
 )
