@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from llama_meter.errors import StudyError
 from llama_meter.limits import ROUNDINGS
 
 Call = Sequence[tuple[int, int]]  # (sequence, tokens) in stream order; no tokens: the sequence leaves
@@ -199,26 +198,13 @@ def defects(model: dict[str, Any], engine: dict[str, Any]) -> Engine:
     return Engine(mixes_tokens=hybrid and "D2" not in corrected, misplaces_states=hybrid and "D3" not in corrected)
 
 
-def rounding(rows: pd.DataFrame) -> float:
-    """Largest error between two correct computations, over all processes of the rows.
+def limit(rows: pd.DataFrame) -> float:
+    """The relative error beyond which a sequence is wrong: `ROUNDINGS` times the largest between two correct ones.
 
-    Measured without a batch: one sequence alone, cut into calls in several ways (measure/proof.py). Raises StudyError
-    if no row has it, as in rows recorded before it was measured.
+    That rounding is measured without a batch: one sequence alone, cut into calls in several ways (measure/proof.py).
     """
     replayed = rows[rows["workload"].isin(REPLAYS)]
-    errors = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
-    if not errors:
-        raise StudyError(
-            "rows of the law",
-            "record no rounding error",
-            "plamo-study measure 04-batching-law",
-        )
-    return float(max(errors))
-
-
-def limit(rows: pd.DataFrame) -> float:
-    """The relative error beyond which a sequence is wrong: `ROUNDINGS` times the largest rounding error."""
-    return ROUNDINGS * rounding(rows)
+    return ROUNDINGS * float(max(checks["rounding"] for checks in replayed["checks"] if "rounding" in checks))
 
 
 def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
@@ -288,14 +274,10 @@ def packed_map(table: pd.DataFrame) -> pd.DataFrame:
 
 def first_aborts(table: pd.DataFrame) -> pd.DataFrame:
     """Smallest number of sequences that aborts, per build and n_batch of the map: `predicted` and `observed`."""
-    entries = []
-    for (build, n_batch), group in packed_map(table).groupby(["build", "n_batch"]):
-        entry: dict[str, Any] = {"build": build, "n_batch": n_batch}
-        for column in ("predicted", "observed"):
-            aborting = group[group[column] == "abort"]["n_seq"]
-            entry[column] = int(aborting.min()) if len(aborting) else None
-        entries.append(entry)
-    return pd.DataFrame(entries, columns=["build", "n_batch", "predicted", "observed"])
+    field, keys = packed_map(table), ["build", "n_batch"]
+    of = {column: field[field[column] == "abort"].groupby(keys)["n_seq"].min() for column in ("predicted", "observed")}
+    every = field.groupby(keys).size().index
+    return pd.DataFrame({column: first.reindex(every) for column, first in of.items()}).reset_index()
 
 
 def _wrong(row: dict[str, Any], limit: float) -> list[frozenset[int]]:

@@ -207,23 +207,20 @@ def command(path: str, n: int, room: int, row: pd.Series, gpu: bool) -> str:
     return " ".join(words)
 
 
-def does(value: float, reading: float, request: Request) -> str:
-    """What one request takes: its seconds, and those to its first token at `reading` tokens a second."""
-    first = number(request.prompt / reading)
-    return f"{number(value)} s a request · first token after {first} s for the first user"
+def does(value: float, reading: float, together: float, n: int, request: Request) -> str:
+    """What one request takes, and how long users who ask at the same time wait, one by one and in `n` slots.
 
-
-def queue(value: float, together: float, n: int, users: int) -> str:
-    """How long users who ask at the same time wait, one by one and in `n` slots; "" for one user.
-
-    `value`: seconds of a request alone; `together`: of `n` at once, until all are answered.
+    `value`: seconds of a request alone; `reading`: tokens a second of a prompt; `together`: seconds of `n` requests at
+    once, until all are answered.
     """
-    if users < 2:
-        return ""
-    at_once = n if n > 1 else users
+    first = number(request.prompt / reading)
+    said = f"{number(value)} s a request · first token after {first} s for the first user"
+    if request.users < 2:
+        return f"{said}."
+    at_once = n if n > 1 else request.users
     mean, last = number(value * (at_once + 1) / 2), number(value * at_once)
     each = f"each waits {number(together)} s, and in turn " if n > 1 else "they are answered in turn and wait "
-    return f" · if {at_once} ask at once {each}{mean} s on average, the last {last} s"
+    return f"{said} · if {at_once} ask at once {each}{mean} s on average, the last {last} s."
 
 
 def context(fact: Model, n: int, request: Request, row: pd.Series, longest: float) -> str:
@@ -405,8 +402,7 @@ class Decision:
         used = self.timed.alone[self.timed.alone.file == file]
         row = self.rows[self.rows.key.isin(used.key)].iloc[-1]
         room = request.room(fact)
-        said = does(line.value, self.speed.reading[file], request)
-        said += queue(line.value, self.waited.get((file, n), float("nan")), n, request.users)
+        together = self.waited.get((file, n), float("nan"))
         longest = self.both[(self.both.file == file) & (self.both.phase == "reading")].n_prompt.max()
         gain = next(iter(own.estimate[own.n_seq == n]), None)
         return Plan(
@@ -414,7 +410,7 @@ class Decision:
             file,
             n,
             "" if best is None else command(path_of(fact), n, room, row, self.gpu),
-            f"{said}.",
+            does(line.value, self.speed.reading[file], together, n, request),
             warning(arch, self.shared[arch], self.release),
             context(fact, n, request, row, longest),
             sure(files, best, n, gain),
