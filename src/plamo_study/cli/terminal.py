@@ -23,6 +23,7 @@ from rich.text import Text
 from llama_meter import children, paths
 from llama_meter.disk import lock, plain
 from llama_meter.errors import MENDABLE, StudyError, mendable
+from llama_meter.measure import machine
 from plamo_study.live import Line
 
 LOCK = ".running"
@@ -81,7 +82,9 @@ def guarded(command: Callable[[], object]) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while the block runs. The system releases it when this process ends, however it ends.
+    """Hold the lock of `folder` and keep a Mac awake while the block runs.
+
+    The system releases the lock when this process ends, however it ends.
 
     Raises StudyError, naming the process that holds it.
     """
@@ -96,7 +99,8 @@ def alone(folder: Path) -> Iterator[None]:
         os.ftruncate(file, 0)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
-        yield
+        with machine.awake():
+            yield
     finally:
         os.close(file)
 
