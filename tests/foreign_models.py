@@ -1,4 +1,4 @@
-"""Small random files of other architectures, written with the gguf package: a llama, a Qwen3, a Jamba."""
+"""Small random files of other architectures, written with the gguf package: a llama, a Jamba."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ D_INNER, D_STATE, D_CONV, DT_RANK = 2 * HIDDEN, 8, 4, 16
 def write(
     path: Path, arch: str = "llama", name: str = "", file_type: int = 1, layers: int = LAYERS, size: float = 1.0
 ) -> Path:
-    """A model of `arch` (llama, qwen3 or jamba) in F16; `name`: its general.name, none by default.
+    """A model of `arch` (llama or jamba) in F16; `name`: its general.name, none by default.
 
     Every second layer of a jamba is Mamba. `size`: of the numbers in the feed-forward layers; from some hundreds on
     what they compute overflows F16.
@@ -40,9 +40,6 @@ def write(
         matrix(block + "attn_k.weight", KV_HEADS * HEAD, HIDDEN)
         matrix(block + "attn_v.weight", KV_HEADS * HEAD, HIDDEN)
         matrix(block + "attn_output.weight", HIDDEN, HEADS * HEAD)
-        if arch == "qwen3":
-            ones(block + "attn_q_norm.weight", HEAD)
-            ones(block + "attn_k_norm.weight", HEAD)
 
     def scan(block: str) -> None:
         matrix(block + "ssm_in.weight", 2 * D_INNER, HIDDEN)

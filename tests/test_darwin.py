@@ -172,7 +172,7 @@ def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_mea
     said = live.trouble(failed)
     assert "\n" not in said
     assert "not finite" in said
-    assert "--type Q8_0 --keep ssm_out=BF16" in said
+    assert "--type Q8_0-ssm_out-BF16" in said
     recipes.by_name("Q8_0-ssm_out-BF16")
     failed.cell = msgspec.structs.replace(failed.cell, n_gpu_layers=0)
     assert f"models check '{path.name}'" in live.trouble(failed)

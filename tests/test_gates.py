@@ -19,10 +19,10 @@ from llama_meter.measure.process import work
 from llama_meter.measure.tolerance import part_tolerance, tolerance
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
-from llama_meter.oracle import faults, forward
+from llama_meter.oracle import forward
 from llama_meter.oracle.compare import relative_error
 from llama_meter.oracle.forward import Oracle
-from llama_meter.oracle.judge import judge
+from llama_meter.oracle.judge import HARMLESS, OF_ATTENTION, OF_MAMBA, judge, judge_at
 from plamo_study.measurements import recording
 from plamo_study.read import frame, recording as reading
 from plamo_study.show import evidence
@@ -65,9 +65,33 @@ def test_a_right_engine_is_right_in_every_part_and_every_planted_fault_is_larger
     judged, allowed = judge(Oracle(seen.path, "CPU"), TOKENS, seen.sums, seen.logits), part_tolerance(seen.cell)
     assert worst(judged) <= allowed
     for name, errors in judged.faults.items():
-        assert (max(errors) <= allowed) if name in faults.HARMLESS else (min(errors) > 2 * allowed), name
-    kinds = faults.OF_ATTENTION if seen.cell.model == ATTENTION else faults.OF_ATTENTION | faults.OF_MAMBA
+        assert (max(errors) <= allowed) if name in HARMLESS else (min(errors) > 2 * allowed), name
+    kinds = OF_ATTENTION if seen.cell.model == ATTENTION else OF_ATTENTION | OF_MAMBA
     assert set(judged.faults) == set(kinds)
+
+
+class FromPosition(Oracle):
+    """A fault that begins at position `since`: the last layer skipped, or keys rotated by another base."""
+
+    since, skips = 0, False
+
+    def mixed(self, layer, x, at=None):
+        return self._without(layer, super().mixed(layer, x, at), at)
+
+    def fed(self, layer, x, at=None):
+        return self._without(layer, super().fed(layer, x, at), at)
+
+    def _without(self, layer, added, at):
+        if not self.skips or layer < self.n_layer - 1:
+            return added
+        positions = np.arange(len(added)) if at is None else at
+        return np.where((positions >= self.since)[:, None], np.float32(0), added)
+
+    def _rotated(self, x, theta, at):
+        right = super()._rotated(x, theta, at)
+        if self.skips or x.shape[1] == max(self._n_head):  # queries
+            return right
+        return np.where((at >= self.since)[:, None, None], super()._rotated(x, 1.5 * theta, at), right)
 
 
 DEEP = {"n_prompt": 512, "n_batch": 512, "n_ubatch": 128, "n_gen": 4, "judges": "depth", "flash_attn": "on"}
@@ -85,7 +109,7 @@ def test_a_gate_at_depth_passes_a_right_engine_and_sees_a_fault_that_begins_late
     right = gated_here(cell)
     assert right.valid, right.checks
     assert (right.checks["judged_from"], right.checks["judged_to"]) == (192, 516)
-    planted = type("Planted", (faults.FromPosition,), {"since": 256, "skips": skips})
+    planted = type("Planted", (FromPosition,), {"since": 256, "skips": skips})
     monkeypatch.setattr(forward, "Oracle", planted)
     wrong = gated_here(cell)
     assert not wrong.valid, wrong.checks
@@ -155,8 +179,11 @@ def test_parts_alone_see_a_fault_in_any_layer(part, seen):
         class Wrong(Oracle):
             """One part of one layer adds a twentieth less than it should."""
 
-        setattr(Wrong, part, lambda self, at, x, bad=layer: right(self, at, x) * np.float32(0.95 if at == bad else 1))
-        judged = judge(Wrong(seen.path, "CPU"), TOKENS, seen.sums, seen.logits, parts_only=True)
+        def short(self, at, x, positions=None, bad=layer):
+            return right(self, at, x, positions) * np.float32(0.95 if at == bad else 1)
+
+        setattr(Wrong, part, short)
+        judged = judge_at(Wrong(seen.path, "CPU"), TOKENS, seen.sums, seen.logits, np.arange(len(TOKENS)))
         assert worst(judged) > 2 * part_tolerance(seen.cell)
 
 

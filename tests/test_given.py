@@ -83,20 +83,6 @@ def test_a_path_with_commas_and_a_list_are_read_as_meant(tmp_path, llama, monkey
     assert given.split("a.gguf,b.gguf") == [given.Path("a.gguf"), given.Path("b.gguf")]
 
 
-def test_what_is_no_model_is_refused_by_name(tmp_path, llama):
-    (tmp_path / "page.gguf").write_text("<!doctype html>")
-    (tmp_path / "broken.gguf").symlink_to(tmp_path / "gone")
-    for path, why in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "no.gguf", "no such file"),
-        (tmp_path / "broken.gguf", "no such file"),
-    ):
-        with pytest.raises(StudyError, match=why):
-            given.give(str(path))
-    with pytest.raises(StudyError):
-        given.give(str(tmp_path / "page.gguf"))
-
-
 @pytest.fixture
 def read(monkeypatch):
     """The files whose bytes are read for a hash."""
@@ -147,14 +133,10 @@ def test_its_fact_says_what_it_is_and_not_where_it_lies(tmp_path, llama):
     assert str(tmp_path) not in str(fact)
 
 
-def test_a_file_that_only_a_repair_makes_measurable_is_repaired_when_asked(tmp_path, monkeypatch):
+def test_a_file_that_only_a_repair_makes_measurable_is_refused_with_the_command(tmp_path):
     path = synthetic.write(registry.spec("plamo-2-1b", "mini"), "F16", tmp_path / "arrays.gguf", head_count_array=True)
-    with pytest.raises(StudyError, match="--repair"):
+    with pytest.raises(StudyError, match="models check FILE --repair"):
         given.give(str(path))
-    assert not (paths.MODELS / "repaired").exists()
-    monkeypatch.setenv(given.REPAIR, "1")
-    [found] = given.give(str(path))
-    assert found.path.parent == paths.MODELS / "repaired"
 
 
 @pytest.mark.parametrize(

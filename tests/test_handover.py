@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
     for model in (HYBRID, ATTENTION):
         own = folder / f"{model}.mini.F16.gguf"
         own.symlink_to(mini_file(model))
-        quantizing.quantize(own, folder / f"{model}.mini.Q4_K_M.gguf", recipes.recipe("Q4_K_M"))
+        quantizing.quantize(own, folder / f"{model}.mini.Q4_K_M.gguf", recipes.by_name("Q4_K_M"))
     return folder
 
 

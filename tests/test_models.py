@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import foreign_models
 import gguf
 import numpy as np
 import pytest
@@ -49,37 +49,20 @@ def test_shape_specs_have_the_published_parameter_counts():
     assert registry.spec("plamo-3-nict-8b", "shape").n_params == 8_091_348_992
 
 
-def test_minis_have_both_kinds_of_layer_and_unpublished_sizes_are_assumptions():
-    hybrid = registry.spec("plamo-2-1b", "mini")
-    assert [hybrid.is_mamba(i) for i in range(hybrid.layers)] == [True, False, True, False]
-    assert any("not confirmed" in text for text in registry.spec("plamo-3-nict-2b", "shape").assumptions)
-
-
 @pytest.mark.parametrize(
     ("model", "scale", "dtype", "listed"),
     [
         ("plamo-9", "mini", "F16", "plamo-3-nict-2b"),
-        ("plamo-2-8b", "mini", "F16", "plamo-2-1b"),
-        ("plamo-2-1b", "huge", "F16", "mini, shape"),
+        ("plamo-2-1b", "huge", "F16", "plamo-2-1b .mini."),
         *(
             ("plamo-2-1b", "mini", dtype, "known: F32, F16, BF16, Q8_0")
-            for dtype in ("Q3", "q4_0", "Q4_0-ssm_out", "Q4_0-ssm_out-Q9_0", "Q9_0-ssm_out-F16", "../Q4_0")
+            for dtype in ("q4_0", "Q4_0-ssm_out", "Q4_0-ssm_out-Q9_0", "../Q4_0")
         ),
     ],
 )
 def test_unknown_model_scale_or_type_lists_the_known_ones(model, scale, dtype, listed):
     with pytest.raises(StudyError, match=listed):
         recipes.model_path(model, scale, dtype)
-
-
-@pytest.mark.parametrize(
-    "text", ["models = [", '[models.x]\narch = "plamo2"\n[models.x.mini]\nhiden = 4', "[models.x.mini]\nhidden = 4"]
-)
-def test_a_broken_registry_names_the_file(tmp_path: Path, text: str):
-    path = tmp_path / "models.toml"
-    path.write_text(text)
-    with pytest.raises(StudyError, match=r"models\.toml"):
-        registry.load(path)
 
 
 # ---------------------------------------------------------------- synthetic files
@@ -120,15 +103,6 @@ def test_progress_ends_at_the_total_and_the_file_says_what_it_is(tmp_path: Path)
     assert "not its released weights" in header.read(path).text("general.description")
 
 
-def test_nothing_is_left_behind_when_writing_stops(tmp_path: Path):
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        synthetic.write(registry.spec("plamo-2-1b", "mini"), "F16", tmp_path / "m.gguf", progress=stop)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_full_disk_or_a_folder_that_cannot_be_written_is_a_readable_error(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match=r"file/m.gguf"):
@@ -160,25 +134,14 @@ def test_q8_0_of_the_1b_shape_has_the_size_of_a_real_file():
     assert {t.kind for t in table if t.dtype == "F32"} >= {"ssm_a", "ssm_conv1d", "attn_q_norm", "post_ffw_norm"}
 
 
-def _other_architecture(path: Path) -> None:
-    with closing(gguf.GGUFWriter(path, "llama")) as writer:
-        writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-
-
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda path, mini: None, "no such file"),
-        (lambda path, mini: os.mkfifo(path), "no regular file"),
-        (lambda path, mini: path.write_bytes(b"PK\3\4 and more"), "no GGUF"),
         (lambda path, mini: path.write_bytes(mini.read_bytes()[:-100]), "cut short"),
-        (lambda path, mini: path.write_bytes(mini.read_bytes()[:9000]), "cut short|cannot be read as a GGUF"),
-        (lambda path, mini: _other_architecture(path), "architecture is 'llama'"),
+        (lambda path, mini: path.write_bytes(mini.read_bytes()[:9000]), "cut short"),
+        (lambda path, mini: foreign_models.write(path), "architecture is 'llama'"),
     ],
-    ids=["missing", "pipe", "zip", "cut-weights", "cut-vocabulary", "architecture"],
+    ids=["cut-weights", "cut-vocabulary", "architecture"],
 )
 def test_an_unusable_file_names_itself_the_reason_and_the_way_out(minis, tmp_path, build, reason):
     path = tmp_path / "bad.gguf"

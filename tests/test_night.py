@@ -20,7 +20,7 @@ from llama_meter.measure.files import model_fact as fact
 from llama_meter.measure.process import Outcome, TimeUpError
 from llama_meter.measure.request import Request, sweep
 from llama_meter.models import given, recipes, registry
-from llama_meter.models.file_types import FILE_TYPES
+from llama_meter.models.registry import FILE_TYPES
 from llama_meter.rows import Evidence, Measured, Row, content_id
 from plamo_study import live, runs
 from plamo_study.cli import notebooks
@@ -153,7 +153,7 @@ def test_a_night_interrupted_and_updated_measures_every_notebook_that_takes_file
 
 def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
     smaller = tmp_path / "smaller.gguf"
-    quantizing.quantize(mini_file(), smaller, recipes.recipe("Q8_0"))
+    quantizing.quantize(mini_file(), smaller, recipes.by_name("Q8_0"))
     of_a_night = Request.of({"files": [str(mini_file()), str(smaller)]})
     assert studies.OF_PAIRS in [path.stem for path in notebooks.chosen([], of_a_night)]
 

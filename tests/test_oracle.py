@@ -164,8 +164,8 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
     (tmp_path / "cut.gguf").write_bytes(files("plamo2", "F16").read_bytes()[:-100_000])
     cases = {
         tmp_path / "absent.gguf": "no such file",
-        tmp_path / "text.gguf": "not a readable GGUF",
-        tmp_path / "cut.gguf": "not a readable GGUF",
+        tmp_path / "text.gguf": "no GGUF file",
+        tmp_path / "cut.gguf": "cut short",
         header_only(tmp_path / "llama.gguf", "llama"): "not plamo2 or plamo3",
         header_only(tmp_path / "yarn.gguf", "plamo3", "yarn"): "no rope scaling",
         header_only(tmp_path / "bare.gguf", "plamo2"): "head_count is missing",
@@ -174,7 +174,6 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
         with pytest.raises(StudyError, match=reason) as caught:
             Oracle(path)
         assert str(path) in caught.value.what
-        assert caught.value.mend.startswith("plamo-study ")
     oracle = Oracle(files("plamo2", "F16"))
     for tokens in ([], [-1], [2048]):
         with pytest.raises(ValueError, match="ids below 2048"):
@@ -186,16 +185,16 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
 
 def test_agreement_takes_the_worst_position_and_the_first_choice_only_where_it_is_clear():
     oracle = np.array([4.0, 3.0, 0.0])
-    for row, error, agree in (
-        ([4.0, 3.0, 0.0], 0.0, 1),
-        ([3.0, 4.0, 0.0], 2**0.5 / 5, 0),
-        ([4.1, 3.0, 0.0], 0.02, 1),
-        ([float("nan"), 3.0, 0.0], NOT_FINITE, 0),
-        ([float("inf"), 3.0, 0.0], NOT_FINITE, 0),
+    for row, error in (
+        ([4.0, 3.0, 0.0], 0.0),
+        ([3.0, 4.0, 0.0], 2**0.5 / 5),
+        ([4.1, 3.0, 0.0], 0.02),
+        ([float("nan"), 3.0, 0.0], NOT_FINITE),
+        ([float("inf"), 3.0, 0.0], NOT_FINITE),
     ):
         verdict = agreement(np.array(row), oracle)
         assert verdict.max_relative_error == pytest.approx(error)
-        assert (verdict.top1_checked, verdict.top1_agree, verdict.ok) == (1, agree, error == 0.0)
+        assert (verdict.top1_checked, verdict.ok) == (1, error == 0.0)
     near, swapped = np.array([4.0, 3.99, 0.0]), np.array([3.99, 4.0, 0.0])
     assert agreement(swapped, near).ok
     assert not agreement(swapped, near, tolerance=1e-3).ok

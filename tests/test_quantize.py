@@ -2,7 +2,6 @@
 
 import resource
 import shutil
-import struct
 from pathlib import Path
 
 import gguf
@@ -14,20 +13,11 @@ from conftest import ATTENTION, mini, mini_file
 from llama_meter.errors import StudyError
 from llama_meter.measure import checking, quantizing
 from llama_meter.models import header, recipes, tensors
-from llama_meter.models.finding import blocking
-from llama_meter.models.recipes import RECIPES, Recipe, recipe
+from llama_meter.models.check import blocking
+from llama_meter.models.recipes import Recipe, by_name
 
 KINDS = ("Q8_0", "Q5_1", "Q4_0", "Q6_K", "Q4_K_M", "Q3_K_M", "IQ4_NL", "IQ3_M")  # by how they round
 EXEMPT = ("Q8_0-ffn_up-MXFP4", "Q8_0-ssm_out-BF16", "Q4_0-ssm_out-F16")
-
-
-def patched(path, marker, skip, content):
-    """A copy of the embedded hybrid with some bytes replaced after a marker."""
-    data = bytearray(mini_file().read_bytes())
-    at = data.find(marker) + len(marker) + skip
-    data[at : at + len(content)] = content
-    path.write_bytes(data)
-    return path
 
 
 def refused(message, source, out, made_by=Recipe("Q4_0")):  # noqa: B008 # it is frozen
@@ -39,13 +29,10 @@ def refused(message, source, out, made_by=Recipe("Q4_0")):  # noqa: B008 # it is
     return caught.value
 
 
-# ---------------------------------------------------------------- every type
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize("name", [*KINDS, *EXEMPT])
 def test_what_the_quantizer_writes_computes_as_the_oracle_says(tmp_path, name):
-    out = quantizing.quantize(mini_file(), tmp_path / "m.gguf", recipes.by_name(name))
+    out = quantizing.quantize(mini_file(), tmp_path / "m.gguf", by_name(name))
     found = {finding.code: finding for finding in checking.check(out)}
     assert not blocking(found.values())
     assert "gate" in found
@@ -53,26 +40,6 @@ def test_what_the_quantizer_writes_computes_as_the_oracle_says(tmp_path, name):
 
 def test_a_type_that_needs_an_importance_matrix_is_refused_in_the_quantizer_s_words(tmp_path):
     refused("requires an imatrix", mini_file(), tmp_path / "out.gguf", Recipe("IQ1_S"))
-
-
-# ---------------------------------------------------------------- recipes
-
-
-def test_recipes_are_found_in_any_case_and_take_exceptions():
-    assert recipe("q4_k_m") == RECIPES["Q4_K_M"]
-    assert recipe("Q4_0", ["SSM_OUT=f16"]) == RECIPES["Q4_0-ssm_out-F16"]
-    assert recipe("Q4_0-ssm_out-F16", ["ssm_out=BF16"]).keep == (("ssm_out", "BF16"),)
-    assert recipe("Q8_0", ["ssm_out=BF16", "ffn_down=F16"]).name == "Q8_0-ssm_out-BF16-ffn_down-F16"
-
-
-def test_what_is_no_recipe_is_named_with_what_is():
-    for name, keep, message in (
-        ("Q9", [], "known: F32, F16, BF16, Q8_0"),
-        ("Q4_0", ["=F16"], "is not KIND=TYPE"),
-        ("Q4_0", ["ssm_out=Q1_0"], "known: F32, F16, BF16"),
-    ):
-        with pytest.raises(StudyError, match=message):
-            recipe(name, keep)
 
 
 def test_the_recipe_takes_the_place_of_the_type_in_the_name():
@@ -86,15 +53,12 @@ def test_an_exception_for_a_kind_that_cannot_have_one_is_refused():
         with pytest.raises(StudyError, match="ffn_down, ffn_up, ssm_dt, ssm_in, ssm_out"):
             recipes.check_source(mini_file(), Recipe("Q4_0", ((kind, "F16"),)))
     with pytest.raises(StudyError, match="has no 'ssm_out'"):
-        recipes.check_source(mini_file(ATTENTION), RECIPES["Q4_0-ssm_out-F16"])
-
-
-# ---------------------------------------------------------------- in a process of its own
+        recipes.check_source(mini_file(ATTENTION), by_name("Q4_0-ssm_out-F16"))
 
 
 def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
     seen, out = [], tmp_path / "deep" / "out.gguf"
-    made_by = recipe("Q8_0", ["ssm_out=BF16"])
+    made_by = by_name("Q8_0-ssm_out-BF16")
     assert quantizing.quantize(mini_file(), out, made_by, lambda *at: seen.append(at)) == out
     total = mini_file().stat().st_size
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -104,12 +68,12 @@ def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
 
 
 def test_an_exempted_tensor_stays_byte_for_byte_and_float_types_take_exceptions_too(tmp_path):
-    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", RECIPES["Q4_0-ssm_out-F16"])
+    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", by_name("Q4_0-ssm_out-F16"))
     before, after = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (mini_file(), out))
     exempt = [name for name in before if "ssm_out" in name]
     assert len(exempt) == 2
     assert all(np.array_equal(before[name].data, after[name].data) for name in exempt)
-    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", recipe("F16", ["ssm_out=BF16", "ffn_up=Q8_0"]))
+    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", by_name("F16-ssm_out-BF16-ffn_up-Q8_0"))
     types = {tensor.kind: tensor.dtype for tensor in tensors.tensor_table(out)}
     assert (types["ssm_out"], types["ffn_up"], types["ffn_down"], types["token_embd"]) == ("BF16", "Q8_0", "F16", "F16")
     assert header.read(out).number("general.file_type") == 1
@@ -135,18 +99,3 @@ def test_a_disk_that_fills_up_on_the_way_is_told_as_such(tmp_path, request):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # of the child's files too
     full = refused("cannot be written", mini_file(), tmp_path / "out.gguf", Recipe("Q8_0"))
     assert full.mend == f"free space in {tmp_path}"
-
-
-def test_an_abort_of_the_engine_is_told_with_its_assertion(tmp_path):
-    source = patched(tmp_path / "patched.gguf", b"plamo2.block_count", 4, struct.pack("<I", 0))
-    aborted = refused(r"SIGABRT: .*GGML_ASSERT\(.*n_layer.*failed", source, tmp_path / "out.gguf")
-    assert "models check" in aborted.mend
-
-
-def test_an_interruption_stops_the_engine_and_leaves_nothing(tmp_path):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q4_K_M"), interrupt)
-    assert list(tmp_path.iterdir()) == []

@@ -70,6 +70,12 @@ def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
     return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
 
 
+def printable(value: object, longest: int = 80) -> str:
+    """Text from a file or a server, truncated and without control characters."""
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    return plain(text[:longest], kept="")[:longest] + ("…" if len(text) > longest else "")
+
+
 SENTENCES = ("assumptions", "build", "description", "engine_description")  # of a fact
 UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™'・]|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
 

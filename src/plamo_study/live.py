@@ -288,7 +288,7 @@ def _instead(gate: Gate) -> str:
         if any(kind != "BF16" for kind in types):
             return (
                 "Metal casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
-                f"BF16: `plamo-study models quantize SOURCE.gguf --type {base} --keep ssm_out=BF16`"
+                f"BF16: `plamo-study models quantize SOURCE.gguf --type {base}-ssm_out-BF16`"
             )
     return f"`plamo-study models check '{path.name}'` looks for the cause"
 

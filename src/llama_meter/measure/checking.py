@@ -7,13 +7,14 @@ becomes a finding.
 from pathlib import Path
 
 from llama_meter.cells import Gate
+from llama_meter.disk import printable
 from llama_meter.errors import MORE_MEMORY, says_memory
 from llama_meter.measure import plan, runner
 from llama_meter.measure.process import Outcome, work
 from llama_meter.measure.worker import Job
 from llama_meter.models import given
-from llama_meter.models.check import inspect, ssm_out_findings
-from llama_meter.models.finding import AGAIN, Finding, blocking, ordered, printable
+from llama_meter.models.check import Finding, blocking, inspect, ssm_out_findings
+from llama_meter.models.header import AGAIN
 from llama_meter.rows import Measured
 
 TIME_S, BYTES_PER_S = 60.0, 5e6  # time limit: a start, and the oracle's arithmetic on a slow core
@@ -28,10 +29,12 @@ def check(path: Path, time_limit_s: float | None = None) -> list[Finding]:
     """
     findings, header = inspect(path)
     if header is None or blocking(findings):
-        return ordered(findings)
+        return findings
     gpu = bool(runner.engine_facts()["gpu_offload"])
     passed = [finding for layers in (0, -1)[: 1 + gpu] for finding in through_the_gate(path, layers, time_limit_s)]
-    return ordered(findings + passed + ssm_out_findings(header, gpu))
+    severities = ("blocking", "warning", "note")
+    every = findings + passed + ssm_out_findings(header, gpu)
+    return sorted(every, key=lambda finding: severities.index(finding.severity))
 
 
 def through_the_gate(path: Path, n_gpu_layers: int = 0, time_limit_s: float | None = None) -> list[Finding]:

@@ -149,5 +149,4 @@ def planned_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
     scalars of the scan stay F32, as in every file. Raises StudyError for a model or scale that is not registered.
     """
     spec = registry.spec(name, scale)
-    shape = {key: value for key, value in asdict(spec).items() if isinstance(value, int | float | str)}
-    return {"name": name, "dtype": dtype, "shape": shape, "tensors": by_kind(tensors.planned_table(spec, dtype))}
+    return {"name": name, "dtype": dtype, "shape": _shape(spec), "tensors": by_kind(tensors.planned_table(spec, dtype))}

@@ -15,7 +15,7 @@ from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
 from llama_meter.measure.request import Sweep
 from llama_meter.models import given, registry
-from llama_meter.models.file_types import FILE_TYPES
+from llama_meter.models.registry import FILE_TYPES
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 RECIPES = (

@@ -79,7 +79,7 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     if cell.judges == "depth":
         return _at_depth(cell, session, draws[0][0], path)
     from llama_meter.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
-    from llama_meter.oracle.judge import judge
+    from llama_meter.oracle.judge import judge, judge_at
     from llama_meter.oracle.weights import FEW
 
     tokens = draws[0][0][: cell.n_prompt]
@@ -93,9 +93,10 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     backend = computed_on(cell)
     stepped_from = 0 if cell.n_ubatch <= FEW else half
     oracle, allowed = Oracle(path, backend, window, stepped_from=stepped_from), part_tolerance(cell, backend)
-    judged = judge(oracle, tokens, sums, watched, parts_only=cell.judges == "parts")
     if cell.judges == "parts":
+        judged = judge_at(oracle, tokens, sums, watched, np.arange(len(tokens)))
         return _parts_alone(cell, judged, watched, stepped, whole, allowed)
+    judged = judge(oracle, tokens, sums, watched)
     apart = oracle.depends_on_calls and stepped_from
     together = Oracle(path, backend, window).logits(tokens) if apart else judged.logits
     verdicts = {

@@ -14,8 +14,8 @@ from llama_meter.errors import MORE_MEMORY, StudyError, offer_check, says_memory
 from llama_meter.measure import machine
 from llama_meter.measure.process import work
 from llama_meter.models import recipes
-from llama_meter.models.gguf_file import Progress
 from llama_meter.models.recipes import Recipe
+from llama_meter.models.synthetic import Progress
 from llama_meter.rows import Failure, Measured
 
 TIME_S, BYTES_PER_S = 600.0, 1e6  # time limit: a start, and the slowest type on a slow core

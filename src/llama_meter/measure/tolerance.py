@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from llama_meter.models.file_types import FILE_TYPES
+from llama_meter.models.registry import FILE_TYPES
 
 # Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
 # values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.

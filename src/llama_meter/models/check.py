@@ -4,28 +4,59 @@ The engine itself says what else it cannot load, in a process with limits (measu
 whether weights are the released ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-from llama_meter.disk import growing
+from llama_meter.disk import growing, printable
 from llama_meter.errors import StudyError, offer_check
 from llama_meter.models import registry
-from llama_meter.models.finding import AGAIN, Finding, block, blocking, listed
-from llama_meter.models.gguf_file import check_space
-from llama_meter.models.header import Header, check_path, core, not_a_model, read, shape, type_name
+from llama_meter.models.header import AGAIN, Header, check_path, core, read, require_model, shape, split_of, type_name
 from llama_meter.models.registry import ARCHS, ModelSpec
+from llama_meter.models.synthetic import check_space
 
 SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them beside any matrix, the oracle knows none
 REPAIR = "plamo-study models check FILE --repair OUT"
 HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
-KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
+KEEP = "quantize again: plamo-study models quantize SOURCE --type Q4_0-ssm_out-BF16"
 TOKENS = "tokenizer.ggml.tokens"
+MERGE = "llama-gguf-split --merge FIRST-PART OUT.gguf, then use OUT.gguf"
+SHOWN = 4  # names listed before the rest is only counted
 SLACK = 1 << 20  # bytes that a repair may add
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`blocking`: numbers from this file are meaningless; `warning`: they may be; `note`: for information.
+
+    `code` is stable, for scripts; `evidence` and `mend` are sentences for people.
+    """
+
+    severity: Literal["blocking", "warning", "note"]
+    code: str
+    evidence: str
+    mend: str
+
+
+def block(code: str, why: str, mend: str = AGAIN) -> Finding:
+    """A finding that forbids using the file."""
+    return Finding("blocking", code, why, mend)
+
+
+def blocking(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that forbid using the file."""
+    return [finding for finding in findings if finding.severity == "blocking"]
+
+
+def listed(names: Iterable[object]) -> str:
+    """The first few of many names, and how many there are."""
+    shown = [printable(name) for name in names]
+    rest = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return ", ".join(shown[:SHOWN]) + rest
 
 
 @dataclass(frozen=True)
@@ -49,7 +80,7 @@ class FileSpec(ModelSpec):
 
 
 def spec_of(heads: Sequence[Header], name: str) -> FileSpec:
-    """The shape that a file with all its parts states. StudyError for a number that no model has."""
+    """The shape that a file with all its parts states."""
     head, every = heads[0], [tensor for each in heads for tensor in each.tensors]
     number, hidden, n_heads = head.size_of, head.size_of("embedding_length"), head.size_of("attention.head_count")
     mamba_heads, window = number("ssm.time_step_rank"), number("attention.sliding_window")
@@ -108,15 +139,16 @@ def inspect(path: Path) -> tuple[list[Finding], Header | None]:
     check_path(path)
     try:
         header = read(path)
+        require_model(header)
+        if split_of(header) != (1, 1):
+            return [block("split", "is a part of a model: only whole files are checked", MERGE)], None
         return of_header(header), header
     except StudyError as error:
         return [block("unusable", error.why, error.mend)], None
 
 
 def of_header(header: Header) -> list[Finding]:
-    """Findings about a whole file of PLaMo; of any other file one: what it is. StudyError as `spec_of`."""
-    if what := not_a_model(header):
-        return [what]
+    """Findings about a whole file of PLaMo; of any other file one: what it is."""
     if header.arch not in ARCHS:
         why = f"general.architecture is {header.arch!r:.60}, not one of {', '.join(ARCHS)}"
         return [block("architecture", why, "name a PLaMo 2 or PLaMo 3 file")]
@@ -141,7 +173,8 @@ def _rotation(header: Header, spec: FileSpec) -> Iterator[Finding]:
         here, there = getattr(spec, field), sorted({getattr(model, field) for model in same})
         if here not in there:
             why = f"{field} is {here:g}, and {listed(f'{base:g}' for base in there)} in {same[0].name}"
-            mend = f"{REPAIR} --rope-theta {there[-1]:g}" if field == "rope_theta" else AGAIN
+            key = "rope.freq_base" + field.removeprefix("rope_theta")
+            mend = f"gguf-set-metadata FILE {spec.arch}.{key} {there[-1]:g}"
             yield Finding("warning", field.replace("_", "-"), why, mend)
 
 
@@ -179,47 +212,22 @@ def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
     return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]
 
 
-def repair(path: Path, out: Path, rope_theta: float | None = None) -> list[str]:
-    """Write `path` with corrected metadata and the same tensors to `out`; returns what was changed, one sentence each.
+def repair(path: Path, out: Path) -> str:
+    """Write `path` to `out` with one head count in place of an array that starts with 0 (lost rotation, D1).
 
-    Corrected: head counts become a scalar (lost rotation, D1), and the rotary base becomes `rope_theta` where one is
-    given. Memory is constant; nothing is left behind on failure.
-    Raises StudyError when there is nothing to correct, when the file would stay unusable, when `out` is the file
-    itself, or for a folder that cannot be written or is too full.
+    The tensors are the same. Returns what was changed; nothing is left behind on failure. Raises StudyError when there
+    is nothing to correct, when `out` is the file itself, and when the disk is too full.
     """
-    if rope_theta is not None and not 1 <= rope_theta <= 1e12:
-        raise StudyError(f"rope theta {rope_theta:g}", "is no rotary base", "give the one of the model's config.json")
     header = read(path)
-    if out.is_dir():
-        raise StudyError(str(out), "is a folder", "name a file in it")
     if out.exists() and out.samefile(path):
         raise StudyError(str(out), "is the file to be repaired", "name another file: a repair is never in place")
-    changes = _changes(header, rope_theta)
-    if not changes:
+    key = f"{header.arch}.attention.head_count"
+    heads = header.value(key)
+    if not isinstance(heads, list) or heads[0] != 0 or len(set(heads)) != 2:
         raise StudyError(str(path), "has nothing that can be repaired", offer_check(path))
-    mended = {"head-count-array"} if any(key.endswith(".head_count") for key in changes) else set()
-    left = [finding for finding in blocking(inspect(path)[0]) if finding.code not in mended]
-    if left:
-        raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
     check_space(out, header.size + SLACK)
     with growing(out) as partial:
         reader, writer = GGUFReader(path), GGUFWriter(partial, header.arch)
         writer.data_alignment = reader.alignment
-        copy_with_new_metadata(reader, writer, {key: value for key, (value, _) in changes.items()}, [])
-    return [text for _, text in changes.values()]
-
-
-def _changes(header: Header, rope_theta: float | None) -> dict[str, tuple[MetadataDetails, str]]:
-    """Key → its new value, and a sentence about it."""
-    changes = {}
-    key = f"{header.arch}.attention.head_count"
-    heads = header.value(key)
-    if isinstance(heads, list) and heads and heads[0] == 0 and len(set(heads) - {0}) == 1:
-        why = f"{key} is {max(heads)} instead of an array that starts with 0"
-        changes[key] = MetadataDetails(GGUFValueType.UINT32, max(heads)), why
-    key = f"{header.arch}.rope.freq_base"
-    before = header.number(key)
-    if rope_theta is not None and before != rope_theta:
-        why = f"{key} is {rope_theta:g} instead of {before}"
-        changes[key] = MetadataDetails(GGUFValueType.FLOAT32, rope_theta), why
-    return changes
+        copy_with_new_metadata(reader, writer, {key: MetadataDetails(GGUFValueType.UINT32, max(heads))}, [])
+    return f"{key} is {max(heads)} instead of an array that starts with 0"

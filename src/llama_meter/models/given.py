@@ -1,7 +1,6 @@
 """Model files that a user gives by path: what each is, the name of its rows, and whether it may be measured.
 
-A file is never copied, moved or written to. Where only a repaired copy can be measured, it is made on request alone, in
-data/models/repaired.
+A file is never copied, moved or written to.
 """
 
 import os
@@ -11,23 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
+import msgspec
 from gguf import LlamaFileType
 
-from llama_meter import paths
 from llama_meter.disk import expanded, plain, plain_name
 from llama_meter.errors import StudyError
 from llama_meter.models import check, header, registry, tensors
-from llama_meter.models.finding import Finding, blocking
+from llama_meter.models.check import Finding, blocking
 from llama_meter.models.header import PART, Header, check_path, type_name
-from llama_meter.models.registry import ARCHS, GIVEN, ModelSpec
+from llama_meter.models.registry import ARCHS, FLOATS, GIVEN, ModelSpec
 
-REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
-NO_NAME = ("n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is no name
+NO_NAME = ("", "n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is none
 BEYOND_ORACLE = ("tensor-scale", "rope-scaling")  # findings about what the oracle does not compute
 LONGEST = 40  # characters of a name
-MENDED = ("head-count-array",)  # findings that a repair mends
 
 
 @dataclass(frozen=True)
@@ -89,15 +85,12 @@ def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
 
 
 def split(named: str | Iterable[Any]) -> list[Path]:
-    """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
-    if isinstance(named, str) and named.lstrip().startswith("[") and not os.path.exists(expanded(named.strip())):
-        try:
-            named = yaml.safe_load(named)  # as a command line gives a list
-        except (ValueError, yaml.YAMLError) as problem:
-            raise StudyError("files", "is no list of paths", 'give one such as ["a.gguf", "b.gguf"]') from problem
-    texts = [str(path) for path in named] if not isinstance(named, str) else [named.strip()]
+    """The paths of a parameter: a list, also as JSON; one path, whatever commas it has; or several between commas."""
+    if isinstance(named, str) and named.startswith('["'):
+        named = msgspec.json.decode(named)
+    texts = [named.strip()] if isinstance(named, str) else [str(path) for path in named]
     if len(texts) == 1 and not os.path.exists(expanded(texts[0])):
-        texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]
+        texts = [part.strip() for part in texts[0].split(",")]
     return [expanded(text) for text in texts if text]
 
 
@@ -105,16 +98,13 @@ def _one(path: Path) -> Given:
     check_path(path)
     whole = path.resolve()
     opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
-    if (what := header.not_a_model(opened)) and what.code != "split":
-        raise StudyError(str(path), what.evidence, what.mend)
+    header.require_model(opened)
     parts = _parts(path, whole, opened)
     heads = [opened, *(header.read(part) for part in parts[1:])]
-    if not opened.arch:
-        raise StudyError(str(path), "does not name its architecture", "give a model's GGUF")
-    digest, findings = tensors.sha256_of_parts(parts), tuple(_checked(heads))
+    findings = tuple(_checked(heads))
     if worst := blocking(findings):
-        return _one(_repaired(parts, digest, worst))
-    spec, dtype = check.spec_of(heads, _name(path, opened)), _dtype(heads)
+        raise StudyError(str(path), f"must not be measured: {worst[0].evidence}", worst[0].mend)
+    digest, spec, dtype = tensors.sha256_of_parts(parts), check.spec_of(heads, _name(path, opened)), _dtype(heads)
     clash = FILES.get((spec.name, GIVEN, dtype))
     if clash and clash.sha256 != digest:
         spec = replace(spec, name=f"{spec.name} {digest[:6]}")
@@ -122,16 +112,14 @@ def _one(path: Path) -> Given:
 
 
 def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
-    """All parts of a split file, the given one first; it must be the first."""
+    """All parts of a split file, the given one first. StudyError for another part, and where one is missing."""
     number, count = header.split_of(opened)
     if count < 2:
         return (whole,)
     named = header.named_parts(path, count)
-    if not named:
-        why = f"is part {number} of {count}, and its name does not say so: the engine looks for the parts by name"
-        raise StudyError(str(path), why, f"name it as it was published: NAME-{number:05d}-of-{count:05d}.gguf")
-    if number > 1:
-        raise StudyError(str(path), f"is part {number} of {count}", f"give the first part: {named[0]}")
+    if number > 1 or not named:
+        first = named[0] if named else f"NAME-00001-of-{count:05d}.gguf"
+        raise StudyError(str(path), f"is part {number} of {count}", f"give the first part, named as {first}")
     if missing := [part for part in named if not part.is_file()]:
         why = f"is the first of {count} parts, and {len(missing)} are missing (first: {missing[0].name})"
         raise StudyError(str(path), why, f"fetch all parts into {path.parent}")
@@ -144,43 +132,22 @@ def _checked(heads: Sequence[Header]) -> list[Finding]:
         return []
     if len(heads) > 1:
         why = "is split, and only whole files of PLaMo are checked tensor by tensor"
-        return [Finding("note", "split", why, "llama-gguf-split --merge FIRST-PART OUT")]
+        return [Finding("note", "split", why, check.MERGE)]
     return check.of_header(heads[0])
-
-
-def _repaired(parts: Sequence[Path], digest: str, worst: Sequence[Finding]) -> Path:
-    """A repaired copy, where it was allowed and mends all that blocks; StudyError otherwise."""
-    path, first = parts[0], worst[0]
-    if len(parts) > 1 or any(finding.code not in MENDED for finding in worst):
-        raise StudyError(str(path), f"must not be measured: {first.evidence}", first.mend)
-    copy = paths.MODELS / "repaired" / f"{_stem(path)}.{digest[:12]}.gguf"
-    if not copy.exists():
-        if not os.environ.get(REPAIR):
-            why = f"must not be measured as it is: {first.evidence}"
-            size = f"{path.stat().st_size / 1e9:.2g} GB in {copy}"
-            mend = f"add --repair (papermill: PLAMO_STUDY_REPAIR=1), which makes and measures a repaired copy: {size}"
-            raise StudyError(str(path), why, mend)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        check.repair(path, copy)
-    return copy
 
 
 def _name(path: Path, opened: Header) -> str:
     """`general.name`, else the stem without type under which it was first given: printable, short, and no path."""
-    name = plain_name((_said(opened) or _stem(path))[:LONGEST].strip()) or "unnamed"
-    return name if _said(opened) else tensors.first_name(path, name)
+    stated = " ".join((opened.text("general.name") or "").split())
+    if stated.lower() not in NO_NAME:
+        return _short(stated)
+    part = PART.fullmatch(path.name)
+    stem = part[1] if part else path.name.removesuffix(".gguf")
+    return tensors.first_name(path, _short(TYPE.sub("", stem) or stem))
 
 
-def _said(opened: Header) -> str:
-    said = " ".join((opened.text("general.name") or "").split())
-    return plain("" if said.lower() in NO_NAME else said, kept="")
-
-
-def _stem(path: Path) -> str:
-    """The file's name without parts and type."""
-    name = PART.fullmatch(path.name)
-    stem = name[1] if name else path.name.removesuffix(".gguf")
-    return plain(TYPE.sub("", stem), kept="") or stem
+def _short(name: str) -> str:
+    return plain_name(plain(name, kept="")[:LONGEST].strip()) or "unnamed"
 
 
 def _dtype(heads: Sequence[Header]) -> str:
@@ -197,15 +164,8 @@ def _dtype(heads: Sequence[Header]) -> str:
     said = heads[0].number("general.file_type")
     names = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
     dtype = names.get(said, most) if said is not None else most  # type: ignore[call-overload] # a float equals its int
-    if _family(dtype) != _family(most):
+    if dtype.partition("_")[0] != most.partition("_")[0]:
         dtype = most
     apart = {type_name(t) for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
-    floats = ("F32", "F16", "BF16")
-    if len(apart) == 1 and dtype not in floats and (kind := apart.copy().pop()) in floats:
-        return f"{dtype}-ssm_out-{kind}"
-    return dtype
-
-
-def _family(dtype: str) -> str:
-    """What types of about as many bits have in common: Q4 of Q4_K_M and of Q4_0."""
-    return dtype.partition("_")[0]
+    kept = apart & set(FLOATS)
+    return f"{dtype}-ssm_out-{kept.pop()}" if len(apart) == 1 and kept and dtype not in FLOATS else dtype

@@ -1,7 +1,7 @@
 """The header of any GGUF, as the `gguf` package reads it, within the bounds of the file.
 
-`GGUFReader` believes every count. Here each read ends where the file ends, and texts of arrays are stepped over. Also
-what a GGUF is for: writing text from left to right, something else, or a part of a model only.
+`GGUFReader` believes every count. Here each read ends where the file ends, and texts of arrays are stepped over.
+Also what a GGUF is for: writing text from left to right, something else, or a part of a model only.
 """
 
 import re
@@ -12,23 +12,18 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, ReaderTensor
 
+from llama_meter.disk import printable
 from llama_meter.errors import StudyError
-from llama_meter.models.finding import AGAIN, Finding, block, printable
 
 MOST = 1 << 31  # what no number of a model's shape reaches
+AGAIN = "fetch or convert the file again"
 NUMBER = int | float | bool
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
 MOST_FILES = 1 << 16
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
 RANKS = 4  # llama.h, LLAMA_POOLING_TYPE_RANK
 DIFFUSES = ("dream", "llada", "rnd1")  # architectures begin so, or a key is `diffusion.…`
 EMBEDS = re.compile(r"bert|embedding|llama-embed|t5encoder")
-NO_MODELS = {  # general.type, or an architecture that is no language model -> what the file is
-    "adapter": "a LoRA adapter",
-    "imatrix": "an importance matrix",
-    "controlvector": "a control vector",
-    "mmproj": "a projector of images or sound",
-    "clip": "a projector of images or sound",
-}
+NO_MODELS = ("imatrix", "controlvector", "mmproj", "clip")  # architectures of other files
 DAMAGE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)  # as GGUFReader meets it
 
 
@@ -114,26 +109,20 @@ class Header(GGUFReader):
 
 def check_path(path: Path) -> None:
     """Raise StudyError unless a path is a regular file or a link to one: a pipe or a device may have no end."""
-    try:
-        if path.is_file():
-            return
+    if not path.is_file():
         why = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "no such file"
-    except (OSError, ValueError) as error:  # a name too long, or with a NUL byte
-        why = f"no such file ({error})"
-    raise StudyError(str(path), why, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
+        raise StudyError(str(path), why, "name a .gguf file; a blank or a comma in a path needs quotes, or a list")
 
 
 def read(path: Path) -> Header:
     """The header of a GGUF file. StudyError for anything else, and for a file that is damaged or cut short."""
     check_path(path)
+    with path.open("rb") as file:
+        begins = file.read(24)
+    if begins[:4] != b"GGUF":
+        raise StudyError(str(path), f"is no GGUF file: it begins with {begins!r}", AGAIN)
     try:
-        with path.open("rb") as file:
-            begins = file.read(24)
-        if begins[:4] != b"GGUF":
-            raise StudyError(str(path), f"is no GGUF file: it begins with {begins!r}", AGAIN)
         return Header(path)
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be read ({error.strerror})", "make the file readable") from error
     except DAMAGE as damage:
         raise StudyError(str(path), f"cannot be read as a GGUF: {printable(damage, 200)}", AGAIN) from damage
 
@@ -155,20 +144,14 @@ def core(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes
 
 
-def not_a_model(header: Header) -> Finding | None:
-    """The one finding for a GGUF that holds no whole language model, and what it is; None for all others."""
-    role = header.text("general.type") or ""
+def require_model(header: Header) -> None:
+    """StudyError for a GGUF that holds no language model, such as an adapter, a projector or a vocabulary alone."""
+    role = header.text("general.type") or "model"
     if any(tensor.name.endswith(".lora_a") for tensor in header.tensors):
         role = "adapter"
-    number, count = split_of(header)
-    if what := NO_MODELS.get(role) or NO_MODELS.get(header.arch):
-        return block("no-model", f"is {what}, no model", "name the language model that it was made for")
-    if count > 1:
-        why = f"is part {number} of {count}: only whole files are checked"
-        return block("split", why, "llama-gguf-split --merge FIRST-PART OUT.gguf, then use OUT.gguf")
-    if not header.tensors:
-        return block("no-model", "holds no weights", "name the file with the weights of that model")
-    return None
+    if role != "model" or header.arch in ("", *NO_MODELS) or not header.tensors:
+        why = f"holds no language model (type: {printable(role)}, architecture: {printable(header.arch)})"
+        raise StudyError(str(header.path), why, "name the file with the weights of the model that it was made for")
 
 
 def not_judged(header: Header) -> str:
@@ -191,11 +174,9 @@ def not_judged(header: Header) -> str:
 
 
 def split_of(header: Header) -> tuple[int, int]:
-    """Which part of how many a file is, from 1: (1, 1) for a whole one, and where its keys make no sense."""
+    """Which part of how many a file is, from 1: (1, 1) for a whole one."""
     count, number = header.number("split.count") or 1, header.number("split.no") or 0
-    if not (1 < count < MOST_FILES and 0 <= number < count):
-        return 1, 1
-    return int(number) + 1, int(count)
+    return (int(number) + 1, int(count)) if 1 < count < MOST_FILES and 0 <= number < count else (1, 1)
 
 
 def named_parts(path: Path, count: int) -> list[Path]:

@@ -1,8 +1,7 @@
 """Recipes of quantization by name, and what a source needs for them. The quantizer chooses the types of tensors."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gguf import GGMLQuantizationType
@@ -10,11 +9,11 @@ from gguf import GGMLQuantizationType
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from llama_meter.models import registry, tensors
-from llama_meter.models.file_types import FILE_TYPES, FLOATS
-from llama_meter.models.header import not_a_model, read
+from llama_meter.models.header import read, require_model, split_of
+from llama_meter.models.registry import FILE_TYPES, FLOATS
 from llama_meter.models.tensors import TensorInfo
 
-KEPT = (*dict.fromkeys(default for _, default in FILE_TYPES.values()), "MXFP4")  # types of single tensors
+TYPES = {*(default for _, default in FILE_TYPES.values()), "MXFP4"}  # of single tensors
 NAMES = f"{', '.join(FILE_TYPES)}, and each with exceptions after it, as Q4_0-ssm_out-F16"
 CHOOSE = "choose one of these"
 
@@ -32,36 +31,15 @@ class Recipe:
         return "-".join([self.file_type, *(word for pair in self.keep for word in pair)])
 
 
-def _named() -> dict[str, Recipe]:
-    plain = [Recipe(name) for name in FILE_TYPES]
-    exempt = [Recipe(name, (("ssm_out", "BF16"),)) for name in FILE_TYPES if name not in FLOATS]
-    public = Recipe("Q4_0", (("ssm_out", "F16"),))  # of the public PLaMo 2 translation benchmark of 2026-10
-    return {recipe.name: recipe for recipe in (*plain, *exempt, public)}
-
-
-RECIPES = _named()
-
-
-def recipe(name: str, keep: Sequence[str] = ()) -> Recipe:
-    """A recipe by name, any case, with further exceptions KIND=TYPE; a kind named again replaces the recipe's own.
-
-    Raises StudyError for an unknown name, an unknown type, or a word that is no KIND=TYPE.
-    """
-    base = {key.lower(): recipe for key, recipe in RECIPES.items()}.get(name.lower())
-    if base is None:
-        raise StudyError(f"type {name!r}", f"unknown; known: {NAMES}", CHOOSE)
-    return replace(base, keep=tuple((dict(base.keep) | dict(_exception(word) for word in keep)).items()))
-
-
 def by_name(name: str) -> Recipe:
-    """The recipe a file's name states: a file type, then kinds and types in turn, as `Recipe.name` joins them.
+    """The recipe of a name: a file type, then kinds and types in turn, as `Recipe.name` joins them.
 
     Raises StudyError for a name that no recipe has.
     """
     file_type, *words = name.split("-")
     pairs = tuple(zip(words[::2], words[1::2], strict=False))
     result = Recipe(file_type, pairs)
-    if file_type not in FILE_TYPES or len(words) % 2 or any(dtype not in KEPT for _, dtype in pairs):
+    if file_type not in FILE_TYPES or len(words) % 2 or any(dtype not in TYPES for _, dtype in pairs):
         raise StudyError(f"type {name!r}", f"unknown; known: {NAMES}", CHOOSE)
     return result
 
@@ -79,19 +57,10 @@ def model_path(name: str, scale: str, dtype: str) -> Path:
     return paths.MODELS / f"{model.name}.{model.scale}.{dtype}.gguf"
 
 
-def _exception(word: str) -> tuple[str, str]:
-    kind, _, dtype = word.partition("=")
-    if not kind or not dtype:
-        raise StudyError(f"--keep {word}", "is not KIND=TYPE", "--keep ssm_out=BF16")
-    if dtype.upper() not in KEPT:
-        raise StudyError(f"--keep {word}", f"type {dtype!r} is unknown; known: {', '.join(KEPT)}", CHOOSE)
-    return kind.lower(), dtype.upper()
-
-
 def default_out(source: Path, recipe: Recipe) -> Path:
     """The default path of a quantized file: beside its source, with the recipe in place of the type."""
     stem, _, last = source.stem.rpartition(".")
-    base = stem if stem and last.upper() in KEPT else source.stem
+    base = stem if stem and last.upper() in TYPES else source.stem
     return source.with_name(f"{base}.{recipe.name}.gguf")
 
 
@@ -102,8 +71,10 @@ def check_source(source: Path, recipe: Recipe) -> None:
     and for an exception whose kind the file lacks.
     """
     table = tensors.tensor_table(source)
-    if what := not_a_model(read(source)):
-        raise StudyError(str(source), what.evidence, what.mend)
+    header = read(source)
+    require_model(header)
+    if split_of(header) != (1, 1):
+        raise StudyError(str(source), "is a part of a model", "llama-gguf-split --merge FIRST-PART OUT.gguf")
     types = {tensor.dtype for tensor in table} - set(FLOATS)
     if types:
         why = f"is quantized already ({', '.join(sorted(types))}): every further rounding adds to the first"
@@ -111,8 +82,8 @@ def check_source(source: Path, recipe: Recipe) -> None:
     kinds = sorted({tensor.kind for tensor in table if quantizable(tensor)})
     for kind, dtype in recipe.keep:
         if kind not in kinds:
-            why = f"{source.name} has no {kind!r} that could change its type; it has {', '.join(kinds)}"
-            raise StudyError(f"--keep {kind}={dtype}", why, CHOOSE)
+            why = f"{source.name} has no {kind!r} that could be {dtype}; it has {', '.join(kinds)}"
+            raise StudyError(f"type {recipe.name}", why, CHOOSE)
 
 
 def quantizable(tensor: TensorInfo) -> bool:

@@ -4,11 +4,10 @@ It knows shapes, never weights: a `ModelSpec` says which tensors a file must hol
 """
 
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from llama_meter.errors import StudyError
 from llama_meter.paths import MODELS_TOML
@@ -17,6 +16,41 @@ SCALES = ("mini", "shape")
 DTYPES = ("F32", "F16", "BF16", "Q8_0")
 ARCHS = ("plamo2", "plamo3")
 GIVEN = "file"  # the scale of files given by path
+FILE_TYPES = {  # llama.cpp's file types (llama.h, enum llama_ftype), and the type of a matrix without a special rule
+    "F32": (0, "F32"),
+    "F16": (1, "F16"),
+    "BF16": (32, "BF16"),
+    "Q8_0": (7, "Q8_0"),
+    "Q6_K": (18, "Q6_K"),
+    "Q5_K_M": (17, "Q5_K"),
+    "Q5_K_S": (16, "Q5_K"),
+    "Q5_1": (9, "Q5_1"),
+    "Q5_0": (8, "Q5_0"),
+    "Q4_K_M": (15, "Q4_K"),
+    "Q4_K_S": (14, "Q4_K"),
+    "Q4_1": (3, "Q4_1"),
+    "Q4_0": (2, "Q4_0"),
+    "IQ4_NL": (25, "IQ4_NL"),
+    "IQ4_XS": (30, "IQ4_XS"),
+    "Q3_K_L": (13, "Q3_K"),
+    "Q3_K_M": (12, "Q3_K"),
+    "Q3_K_S": (11, "Q3_K"),
+    "IQ3_M": (27, "IQ3_S"),
+    "IQ3_S": (26, "IQ3_S"),
+    "IQ3_XS": (22, "IQ3_S"),
+    "IQ3_XXS": (23, "IQ3_XXS"),
+    "Q2_K": (10, "Q2_K"),
+    "Q2_K_S": (21, "Q2_K"),
+    "IQ2_M": (29, "IQ2_S"),
+    "IQ2_S": (28, "IQ2_XS"),
+    "IQ2_XS": (20, "IQ2_XS"),
+    "IQ2_XXS": (19, "IQ2_XXS"),
+    "IQ1_M": (31, "IQ1_M"),
+    "IQ1_S": (24, "IQ1_S"),
+    "TQ2_0": (37, "TQ2_0"),
+    "TQ1_0": (36, "TQ1_0"),
+}
+FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -123,34 +157,18 @@ class ModelSpec:
 
 
 @lru_cache
-def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
-    """Read the registry: (model name, scale) → spec, in file order.
-
-    Raises StudyError when the file is missing, is not TOML, or an entry lacks or misspells a field.
-    """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise StudyError(str(path), f"the model registry cannot be read ({error})", f"git checkout {path}") from error
-    specs: dict[tuple[str, str], ModelSpec] = {}
-    for name, entry in raw.get("models", {}).items():
+def load() -> dict[tuple[str, str], ModelSpec]:
+    """Read the registry: (model name, scale) → spec, in file order. TypeError for an unknown or a missing field."""
+    raw = tomllib.loads(MODELS_TOML.read_text(encoding="utf-8"))
+    specs = {}
+    for name, entry in raw["models"].items():
+        of_arch = {"arch": entry["arch"], **raw["arch"].get(entry["arch"], {})}
+        published = {"parameters": entry.get("parameters"), "assumptions": tuple(entry.get("assumptions", ()))}
         for scale in SCALES:
             if scale in entry:
-                specs[name, scale] = _spec(path, name, scale, entry, raw.get("arch", {}))
+                more = published if scale == "shape" else {}
+                specs[name, scale] = ModelSpec(name=name, scale=scale, **(of_arch | entry[scale] | more))
     return specs
-
-
-def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[str, Any]) -> ModelSpec:
-    values: dict[str, Any] = {"arch": entry.get("arch"), **archs.get(entry.get("arch", ""), {}), **entry[scale]}
-    if scale == "shape":
-        values |= {"parameters": entry.get("parameters"), "assumptions": tuple(entry.get("assumptions", ()))}
-    unknown = sorted(values.keys() - {f.name for f in fields(ModelSpec)})
-    try:
-        if unknown or values["arch"] not in ARCHS:
-            raise TypeError(f"unknown fields {unknown}" if unknown else f"arch must be one of {', '.join(ARCHS)}")
-        return ModelSpec(name=name, scale=scale, **values)
-    except TypeError as error:
-        raise StudyError(f"{path}, models.{name}.{scale}", str(error), f"edit {path}") from error
 
 
 _given: dict[str, ModelSpec] = {}  # of files given by path, in this process
@@ -177,11 +195,8 @@ def spec(name: str, scale: str) -> ModelSpec:
     specs = load()
     if (name, scale) in specs:
         return specs[name, scale]
-    at_scale = [n for n, s in specs if s == scale]
-    if not at_scale:
-        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
-    why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
-    raise StudyError(f"model {name!r}", why, "plamo-study models list")
+    known = ", ".join(f"{model} ({at})" for model, at in specs)
+    raise StudyError(f"model {name!r} at scale {scale!r}", f"unknown; known: {known}", "plamo-study models list")
 
 
 def check_dtype(dtype: str) -> None:

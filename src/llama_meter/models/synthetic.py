@@ -14,7 +14,8 @@ data/models/README.md); its other types are written from that.
 import hashlib
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import chain, islice, product
 from pathlib import Path
 from string import ascii_lowercase
@@ -26,11 +27,18 @@ from numpy.typing import NDArray
 
 from llama_meter.disk import growing
 from llama_meter.errors import StudyError
-from llama_meter.models import gguf_file, recipes, registry, tensors
-from llama_meter.models.gguf_file import BLOCK, STORED, Progress, narrow
-from llama_meter.models.registry import ModelSpec
+from llama_meter.models import recipes, registry, tensors
+from llama_meter.models.registry import FILE_TYPES, ModelSpec
 from llama_meter.models.tensors import TensorInfo
 
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+BLOCK = 32  # weights that share one scale in Q8_0
+STORED: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # the upper half of an F32
+    "Q8_0": np.dtype([("scale", "<f2"), ("q", "i1", BLOCK)]),
+}
 COMMITTED = Path(__file__).resolve().parents[3] / "data" / "models"  # where, when PLAMO_STUDY_ROOT names another tree
 SOURCE = "F16"  # the type that is committed
 KEPT = ("general.name", "general.description", "general.license")
@@ -87,11 +95,11 @@ def write(
     """
     registry.check_dtype(dtype)
     table = tensors.planned_table(spec, dtype)
-    with gguf_file.writing(path, spec.arch) as writer:
+    with writing(path, spec.arch) as writer:
         _add_metadata(writer, spec, dtype, head_count_array)
         _add_vocabulary(writer, spec.vocab)
-        gguf_file.check_space(path, sum(t.n_bytes for t in table) + WORDS_SPACE)
-        gguf_file.stream(writer, [(tensor, _values(tensor, seed)) for tensor in table], progress)
+        check_space(path, sum(t.n_bytes for t in table) + WORDS_SPACE)
+        stream(writer, [(tensor, _values(tensor, seed)) for tensor in table], progress)
     return path
 
 
@@ -167,7 +175,7 @@ def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, head_cou
     notes = ["Random weights in the tensor shapes of the named model; not its released weights.", *spec.assumptions]
     writer.add_description(" ".join(notes))
     by_layer = [0 if spec.is_mamba(layer) else spec.heads for layer in range(spec.layers)]
-    gguf_file.add_shape(writer, spec, dtype, by_layer if head_count_array else None)
+    add_shape(writer, spec, dtype, by_layer if head_count_array else None)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
@@ -216,18 +224,18 @@ def convert(spec: ModelSpec, source: Path, path: Path, dtype: str, progress: Pro
     reader = gguf.GGUFReader(source)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     table = tensors.planned_table(spec, dtype)
-    gguf_file.check_space(path, sum(tensor.n_bytes for tensor in table) + WORDS_SPACE)
-    with gguf_file.writing(path, spec.arch) as writer:
+    check_space(path, sum(tensor.n_bytes for tensor in table) + WORDS_SPACE)
+    with writing(path, spec.arch) as writer:
         for key in KEPT:
             if field := reader.get_field(key):
                 writer.add_string(key, field.contents())
-        gguf_file.add_shape(writer, spec, dtype)
+        add_shape(writer, spec, dtype)
         for key, field in reader.fields.items():
             if key.startswith("tokenizer."):
                 writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
         numbers = [np.ascontiguousarray(stored[tensor.name].data, np.float32).ravel() for tensor in table]
         narrowed = [iter([narrow(each, tensor.dtype)]) for each, tensor in zip(numbers, table, strict=True)]
-        gguf_file.stream(writer, list(zip(table, narrowed, strict=True)), progress)
+        stream(writer, list(zip(table, narrowed, strict=True)), progress)
     return path
 
 
@@ -239,3 +247,85 @@ def _copy(spec: ModelSpec, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with growing(path) as partial:
         shutil.copyfile(committed, partial)
+
+
+def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """Float32 numbers, one dimension, as the items of a GGML type (see `STORED`).
+
+    The `gguf` package rounds, bit for bit as llama.cpp does. Numbers beyond F16's range become infinite.
+    """
+    with np.errstate(all="ignore"):
+        return gguf.quantize(values, gguf.GGMLQuantizationType[dtype]).view(STORED[dtype])
+
+
+def check_space(path: Path, n_bytes: int) -> None:
+    """Make the folder of `path`; StudyError unless its disk has `n_bytes` free."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    if free < n_bytes:
+        raise StudyError(str(path), f"needs {n_bytes:,} bytes, only {free:,} are free", f"free space in {path.parent}")
+
+
+@contextmanager
+def writing(path: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
+    """A writer whose file becomes `path` when the block succeeds; nothing is left behind when it fails."""
+    with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch)) as writer:
+        yield writer
+
+
+def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[int] | None = None) -> None:
+    """Add the keys that llama.cpp's loader reads, as they follow from a spec and its weights' type.
+
+    head_count is a scalar: an array with 0 at layer 0, which `heads` can pass, makes the engine lose RoPE.
+    """
+    kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
+    writer.add_file_type(FILE_TYPES[dtype][0])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(spec.vocab)
+    writer.add_context_length(spec.context_length)
+    writer.add_embedding_length(spec.hidden)
+    writer.add_block_count(spec.layers)
+    writer.add_feed_forward_length(spec.ffn)
+    writer.add_head_count(heads or spec.heads)
+    writer.add_head_count_kv(kv_heads if spec.arch == "plamo2" else spec.kv_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_layer_norm_rms_eps(spec.rms_eps)
+    writer.add_rope_freq_base(spec.rope_theta)
+    _add_mamba(writer, spec) if spec.arch == "plamo2" else _add_window(writer, spec)
+
+
+def stream(
+    writer: gguf.GGUFWriter, parts: Sequence[tuple[TensorInfo, Iterator[NDArray[Any]]]], progress: Progress | None
+) -> None:
+    """Write everything, tensors in chunks: `GGUFWriter.write_tensor_data` needs whole tensors of up to 0.4 GB."""
+    for t, _ in parts:
+        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_bytes, gguf.GGMLQuantizationType[t.dtype])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    file, done, total = writer.fout[0], 0, sum(tensor.n_bytes for tensor, _ in parts)
+    writer.write_padding(file, file.tell())
+    for tensor, chunks in parts:
+        for chunk in chunks:
+            file.write(chunk.data)
+            done += chunk.nbytes
+            if progress:
+                progress(done, total)
+        writer.write_padding(file, tensor.n_bytes)
+    writer.close()
+
+
+def _add_mamba(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    writer.add_ssm_state_size(spec.d_state)
+    writer.add_ssm_conv_kernel(spec.d_conv)
+    writer.add_ssm_time_step_rank(spec.mamba_heads)
+    writer.add_ssm_inner_size(spec.d_inner)
+    writer.add_ssm_group_count(0)
+
+
+def _add_window(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    writer.add_sliding_window(spec.window)
+    writer.add_sliding_window_pattern(spec.window_pattern)
+    writer.add_rope_freq_base_swa(spec.rope_theta_swa)

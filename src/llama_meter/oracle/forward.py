@@ -48,9 +48,7 @@ class Oracle:
         self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
-            raise StudyError(
-                str(path), f"its architecture is {self.arch}, not plamo2 or plamo3", "plamo-study models list"
-            )
+            raise StudyError(str(path), f"is {self.arch}, not plamo2 or plamo3", "plamo-study models list")
         if self._value("rope.scaling.type", "none") != "none":
             raise StudyError(str(path), "the oracle knows no rope scaling", "plamo-study models list")
         self.n_layer = int(self._value("block_count"))
@@ -139,7 +137,7 @@ class Oracle:
         y = self._scanned(u, dt, array(block + "a").ravel(), B, C) + array(block + "d").reshape(-1, 1) * u
         return linear(self._gated(layers.silu(z[at]) * y[at]).reshape(len(at), -1), block + "out.weight", at)
 
-    # These steps are separate methods so that faults.py can replace them.
+    # These steps are separate methods so that judge.py can replace them.
 
     def _rotated(self, x: np.ndarray, theta: float, at: np.ndarray) -> np.ndarray:
         return layers.rotate(x, theta, at)

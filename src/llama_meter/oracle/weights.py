@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from llama_meter.errors import StudyError, offer_check
+from llama_meter.models.header import read
 
 CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are dequantised once and kept
 BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and at most this many weights of other tensors
@@ -19,23 +20,7 @@ LAYER = re.compile(r"blk\.\d+\.")
 # Q8_1 is Q8_0 plus block sums. CUDA uses it for K types too (ggml-cuda/quantize.cu). Metal keeps inputs in F32 or F16.
 PLAIN = (Type.F16, Type.BF16)
 SMALL = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.IQ4_NL, Type.MXFP4)
-LARGE = (
-    Type.Q2_K,
-    Type.Q3_K,
-    Type.Q4_K,
-    Type.Q5_K,
-    Type.Q6_K,
-    Type.IQ1_S,
-    Type.IQ1_M,
-    Type.IQ2_XXS,
-    Type.IQ2_XS,
-    Type.IQ2_S,
-    Type.IQ3_XXS,
-    Type.IQ3_S,
-    Type.IQ4_XS,
-    Type.TQ1_0,
-    Type.TQ2_0,
-)
+LARGE = tuple(t for t in Type if re.fullmatch(r"Q[2-6]_K|(IQ|TQ)\d_.*", t.name) and t not in SMALL)
 CPU = {t: t for t in PLAIN} | dict.fromkeys(SMALL, Type.Q8_0) | dict.fromkeys(LARGE, Type.Q8_K)
 CUDA = {t: t for t in PLAIN} | dict.fromkeys((*SMALL, *LARGE), Type.Q8_0)
 ROUNDED_TO: dict[str, dict[Type, Type]] = {"": {}, "CPU": CPU, "Vulkan": CPU, "CUDA": CUDA, "Metal": {}}
@@ -65,12 +50,7 @@ class Weights:
         self.path, self._rounded_to = Path(path), ROUNDED_TO[rounds_as]
         self._stepped, self._together = STEPPED.get(rounds_as, ()), TOGETHER.get(rounds_as, ())
         self._stepped_from = stepped_from  # the first token evaluated in a call of at most FEW; None: none is
-        if not self.path.is_file():
-            raise StudyError(str(path), "no such file", "plamo-study run 01")
-        try:
-            self._reader = GGUFReader(self.path)
-        except (ValueError, IndexError, KeyError) as error:
-            raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study run 01") from error
+        self._reader = read(self.path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
         self._cache: dict[str, np.ndarray] = {}
@@ -91,14 +71,7 @@ class Weights:
     def per_layer(self, key: str, n_layer: int) -> list[Any]:
         """A metadata value that a file may give once for all layers or as an array, one entry per layer."""
         value = self.value(key)
-        values = value if isinstance(value, list) else [value] * n_layer
-        if len(values) != n_layer:
-            raise StudyError(
-                str(self.path),
-                f"{key} has {len(values)} entries for {n_layer} layers",
-                offer_check(self.path),
-            )
-        return values
+        return value if isinstance(value, list) else [value] * n_layer
 
     def n_rows(self, name: str) -> int:
         """Rows of a tensor, i.e. output features of a matrix or entries of a vocabulary."""

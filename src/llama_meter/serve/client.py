@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeVar
 import httpx2
 import msgspec
 
+from llama_meter.disk import printable
 from llama_meter.measure.tolerance import Parting, parting
-from llama_meter.models.finding import printable
 
 Api = Literal["completions", "chat/completions"]
 Client = httpx2.AsyncClient

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from llama_meter.disk import printable
 from llama_meter.errors import StudyError
-from llama_meter.models.finding import printable
 from llama_meter.serve import client, phase, right
 from llama_meter.serve.client import Answer, Client, Prompt, Target
 from llama_meter.serve.phase import Binding, Interval, Setting

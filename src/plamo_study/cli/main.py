@@ -23,7 +23,6 @@ from llama_meter import journal, paths
 from llama_meter.engine import builds as engines
 from llama_meter.errors import StudyError
 from llama_meter.measure.request import NOTHING, Request, sweep
-from llama_meter.models.given import REPAIR
 from plamo_study import live
 from plamo_study.cli import cluster, engine as cli_engine, models as cli_models
 from plamo_study.cli.terminal import Terminal, alone, console, guarded, short, shown
@@ -56,10 +55,6 @@ Files = Annotated[
     list[str] | None,
     typer.Option("--file", metavar="GGUF", help="measure this file instead of the study's models; may be repeated"),
 ]
-Repair = Annotated[
-    bool,
-    typer.Option("--repair", help="where only a repaired copy of a file can be measured, make one in data/models"),
-]
 
 
 class Format(StrEnum):
@@ -86,16 +81,14 @@ def joined_parameters(arguments: list[str]) -> list[str]:
 
 
 def _values(
-    parameter: list[str] | None, file: list[str] | None, repair: bool, engine: str | None, **options: object
+    parameter: list[str] | None, file: list[str] | None, engine: str | None, **options: object
 ) -> dict[str, str]:
-    """What options and `-p` say, as parameters of a notebook; the engine, and that files may be repaired, are settings.
+    """What options and `-p` say, as parameters of a notebook; the engine is a setting.
 
     Raises StudyError for a build that is not here, and what an option and a parameter say differently.
     """
     if engine is not None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(engines.resolve(engine))
-    if repair:
-        os.environ[REPAIR] = "1"
     values = {name: str(value) for name, value in options.items() if value is not None}
     if file and not all(file):
         raise StudyError("--file ''", "names no file", "name a .gguf file")
@@ -129,7 +122,6 @@ def study(
     engine: Engine = None,
     device: Device = "auto",
     file: Files = None,
-    repair: Repair = False,
 ) -> None:
     """Describe this machine with your files, or with the study's models of full size, and publish every page."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
@@ -138,7 +130,7 @@ def study(
         raise StudyError("--file", "has the size it has", "omit --scale")
     if minutes is None:
         minutes = MINUTES if scale is None else MINUTES_AT_MINI if scale == "mini" else 0.0
-    values = _values(None, file, repair, engine, scale=scale, minutes=minutes, device=device)
+    values = _values(None, file, engine, scale=scale, minutes=minutes, device=device)
     raise typer.Exit(cli_notebooks.every_page(values) if scale else cli_notebooks.at_hand(values))
 
 
@@ -162,13 +154,12 @@ def run(
     engine: Engine = None,
     device: Device = "auto",
     file: Files = None,
-    repair: Repair = False,
     force: Annotated[bool, typer.Option("--force", help="execute notebooks again even if nothing changed")] = False,
 ) -> None:
     """Execute notebooks with papermill into reports/; live ones measure what is missing."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
-    values = _values(parameter, file, repair, engine, scale=scale, minutes=minutes, device=device)
+    values = _values(parameter, file, engine, scale=scale, minutes=minutes, device=device)
     raise typer.Exit(cli_notebooks.run(notebooks or [], values, force))
 
 
@@ -189,7 +180,6 @@ def measure(
         typer.Option(help="another build to compare in the same blocks, by name or folder; releases: all built here"),
     ] = None,
     file: Files = None,
-    repair: Repair = False,
     parameter: Annotated[
         list[str] | None,
         typer.Option("-p", metavar="NAME VALUE", help="what to vary, such as n_seq 1-16 or type_k q8_0"),
@@ -200,7 +190,7 @@ def measure(
     ] = None,
 ) -> None:
     """Measure a study without its notebook; completed cells are skipped."""
-    varied = sweep(**_values(parameter, file, repair, engine))
+    varied = sweep(**_values(parameter, file, engine))
     device = Request.of({"device": device}).device
     if varied != NOTHING and not registry.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")

@@ -8,9 +8,10 @@ from rich.text import Text
 
 from llama_meter import paths
 from llama_meter.disk import check_out
+from llama_meter.errors import StudyError
 from llama_meter.measure import checking, quantizing
-from llama_meter.models import check as checks, header, recipes, registry
-from llama_meter.models.finding import blocking
+from llama_meter.models import check as checks, header, recipes, registry, tensors
+from llama_meter.models.check import blocking
 from plamo_study.cli.terminal import BYTES, Terminal, bar, console, grid, short
 
 STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
@@ -44,10 +45,20 @@ def fetch(
     sha256: Annotated[str, typer.Option(metavar="HEX", help="expected SHA-256, 64 hex digits")] = "",
 ) -> None:
     """Download one file of a repository and print its path and hash; an interrupted download goes on."""
-    from llama_meter.models import fetch as hub  # loads the hub's client, and the others start a second sooner
+    from huggingface_hub import errors, hf_hub_download  # a second of loading, which the others do not need
 
-    path, found = hub.fetch(repository, name, revision, sha256)
-    typer.echo(f"{path}  {found}")
+    folder = paths.MODELS / "hub" / repository.replace("/", "--")
+    try:
+        path = Path(hf_hub_download(repository, name, revision=revision, local_dir=folder))
+    except errors.GatedRepoError as error:
+        raise StudyError(repository, "is gated", "accept its licence on its page, then set HF_TOKEN") from error
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, ValueError, OSError) as error:
+        why = str(error).splitlines()[0]
+        raise StudyError(f"{repository} {name}", why, "check both names and the network") from error
+    digest = tensors.read_sha256(path)
+    if sha256 and digest != sha256.lower():
+        raise StudyError(str(path), f"its SHA-256 is {digest}, not {sha256}", "delete it and fetch it again")
+    typer.echo(f"{path}  {digest}")
 
 
 @app.command()
@@ -56,14 +67,12 @@ def check(
     repair: Annotated[
         Path | None, typer.Option(metavar="OUT", help="write FILE to OUT with corrected metadata, and check OUT")
     ] = None,
-    rope_theta: Annotated[float | None, typer.Option(help="with --repair: the rotary base of its config.json")] = None,
     force: Replace = False,
 ) -> None:
     """Check whether a file can be measured; exit code 1 for a blocking finding."""
     if repair is not None:
         check_out(repair, force)
-        for change in checks.repair(file, repair, rope_theta):
-            console.print(change, markup=False)
+        console.print(checks.repair(file, repair), markup=False)
         file = repair
     findings = checking.check(file)
     table = grid("severity", "code", "evidence", "mend", title=Text(short(file)))
@@ -78,16 +87,16 @@ def check(
 def quantize(
     source: Annotated[Path, typer.Argument(help="an F32, F16 or BF16 GGUF file")],
     file_type: Annotated[
-        str, typer.Option("--type", metavar="TYPE", help="a type or a recipe, e.g. Q4_K_M or Q4_0-ssm_out-F16")
+        str,
+        typer.Option(
+            "--type", metavar="TYPE", help="e.g. Q4_K_M, or with another type for a kind of tensor: Q4_0-ssm_out-F16"
+        ),
     ],
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="KIND=TYPE", help="another type for a kind of tensor, e.g. ssm_out=BF16")
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="default: beside SOURCE, named by the recipe")] = None,
     force: Replace = False,
 ) -> None:
-    """Quantize a file with llama.cpp's own quantizer, by type or recipe, with exceptions per kind of tensor."""
-    chosen = recipes.recipe(file_type, keep or [])
+    """Quantize a file with llama.cpp's own quantizer."""
+    chosen = recipes.by_name(file_type)
     header.check_path(source)
     target = recipes.default_out(source, chosen) if out is None else out
     check_out(target, force)

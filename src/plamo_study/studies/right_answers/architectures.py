@@ -152,7 +152,7 @@ def _copy(reader: "GGUFReader", into: Path, arch: str, changes: "dict[str, Metad
     """Write what a reader holds, with other values in some fields; an empty list, which gguf cannot write, goes."""
     from gguf.scripts.gguf_new_metadata import copy_with_new_metadata
 
-    from llama_meter.models.gguf_file import writing
+    from llama_meter.models.synthetic import writing
 
     empty = [field.name for field in reader.fields.values() if field.contents() == []]
     with writing(into, arch) as writer:

@@ -17,7 +17,7 @@ from llama_meter.cells import Hybrid
 from llama_meter.engine import library
 from llama_meter.engine.session import EngineError, Session, SessionConfig
 from llama_meter.models import tensors
-from llama_meter.models.file_types import FILE_TYPES
+from llama_meter.models.registry import FILE_TYPES
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured
 from plamo_study.studies.right_answers import architectures
