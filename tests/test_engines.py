@@ -95,39 +95,6 @@ def test_graph_splits_are_read_from_the_line_that_the_sources_print(sources, mon
         assert library.splits() == most
 
 
-SPLITS = """
-import sys
-from conftest import mini_file
-from llama_meter.engine import library
-from llama_meter.engine.session import Session, SessionConfig
-library.capture_log([])
-with Session(mini_file(sys.argv[1]), SessionConfig(n_ctx_seq=128, n_gpu_layers=int(sys.argv[2]))):
-    print(*library.splits())
-"""
-
-
-@pytest.mark.parametrize(
-    ("model", "layers", "prompt", "step"),
-    [
-        (ATTENTION, -1, {2}, 2),
-        (HYBRID, -1, {6}, 6),  # two Mamba layers, whose scan this backend hands back
-        (ATTENTION, 0, {1}, 1),
-        (ATTENTION, 2, range(3, 100), 2),  # a prompt takes the other layers' weights to the GPU, matrix by matrix
-    ],
-)
-def test_splits_on_a_gpu_show_what_it_leaves_to_the_cpu(model, layers, prompt, step):
-    if engines.state("vulkan") != "yes":
-        pytest.skip("plamo-study engine build vulkan")
-    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(engines.folder("vulkan")), "GGML_VK_VISIBLE_DEVICES": "0"}
-    command = [sys.executable, "-c", SPLITS, model, str(layers)]
-    done = subprocess.run(
-        command, env=environment, cwd=paths.ROOT / "tests", capture_output=True, text=True, check=True
-    )
-    found = [int(word) for word in done.stdout.split()]
-    assert found[0] in prompt
-    assert found[1] == step
-
-
 def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repository(tmp_path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     file, patch = tmp_path / "tree" / "src" / "hello.cpp", tmp_path / "hello.patch"
