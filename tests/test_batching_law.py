@@ -15,7 +15,7 @@ from plamo_study.studies.right_answers import (
     plan as batching_law,
     work as workload,
 )
-from plamo_study.studies.right_answers.law import CORRECT, Engine, micro_batches, packed, replay
+from plamo_study.studies.right_answers.law import CORRECT, Engine, micro_batches, replay
 
 
 def steps(slots, n=2):
@@ -24,7 +24,10 @@ def steps(slots, n=2):
 
 @pytest.mark.parametrize(("n_prompt", "n_batch"), [(512, 512), (512, 1024), (512, 2048), (128, 2048)])
 def test_more_sequences_never_heal_an_abort(n_prompt, n_batch):
-    aborting = [replay(packed([n_prompt] * n, n_batch), n).outcome == "abort" for n in range(1, 33)]
+    aborting = [
+        replay(batching_law.packed(list(enumerate([n_prompt] * n)), n_batch), n).outcome == "abort"
+        for n in range(1, 33)
+    ]
     assert aborting == sorted(aborting)
 
 
@@ -44,7 +47,10 @@ def test_a_replay_is_right_wrong_or_aborts_by_the_slots_that_step():
     assert (first, second) == (frozenset(), {1, 2}), "the first token after a misplaced state is still right"
     for n in (1, 2, 5, 16):
         assert replay(per_sequence([100] * n, 64) + steps(range(n)), n).outcome == "right"
-    assert replay(packed([512] * 8, 1024) + steps((3, 4)), 8, engine=CORRECT).outcome == "right"
+    assert (
+        replay(batching_law.packed(list(enumerate([512] * 8)), 1024) + steps((3, 4)), 8, engine=CORRECT).outcome
+        == "right"
+    )
 
 
 def test_micro_batches_hold_equal_sequences_with_rising_numbers():

@@ -92,21 +92,6 @@ def replay(calls: Sequence[Call], n_seq_max: int, n_ubatch: int = 512, engine: E
     return Verdict(wrong, None)
 
 
-def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
-    """The calls of a packed prefill: all prompts as one stream, cut every `n_batch` tokens."""
-    calls: list[list[tuple[int, int]]] = [[]]
-    room = n_batch
-    for seq, length in enumerate(prompts):
-        while length:
-            taken = min(length, room)
-            calls[-1].append((seq, taken))
-            length, room = length - taken, room - taken
-            if not room:
-                calls.append([])
-                room = n_batch
-    return [call for call in calls if call]
-
-
 class _Memory:
     """The recurrent memory: the engine's cells, and the (sequence, tokens) whose state each row holds."""
 

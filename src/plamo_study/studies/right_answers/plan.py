@@ -46,7 +46,7 @@ def packed_map(model: str) -> tuple[Cell, ...]:
     cells = []
     for n_batch in MAP_BATCHES:
         for n_seq in MAP_SEQUENCES:
-            calls = [*_packed([(seq, MAP_PROMPT) for seq in range(n_seq)], n_batch), [(seq, 1) for seq in range(n_seq)]]
+            calls = [*packed([(seq, MAP_PROMPT) for seq in range(n_seq)], n_batch), [(seq, 1) for seq in range(n_seq)]]
             cell = Replay(model=model, scale="mini", dtype="F16", question="map", n_tokens=MAP_PROMPT + 1)
             cells.append(change(cell, calls=tuple(tuple(call) for call in calls), n_seq=n_seq, n_batch=n_batch))
     return tuple(cells)
@@ -83,7 +83,7 @@ def _configuration(rng: random.Random) -> tuple[Calls, int, int, int]:
     prompts = list(enumerate(lengths))
     if rng.random() < 0.3:
         rng.shuffle(prompts)
-    calls = _packed(prompts, n_batch) if rng.random() < 0.4 else [c for p in prompts for c in _packed([p], n_batch)]
+    calls = packed(prompts, n_batch) if rng.random() < 0.4 else [c for p in prompts for c in packed([p], n_batch)]
     present = {seq for seq, _ in prompts}
     for _ in range(rng.randint(1, MOST_STEPS)):
         calls += _next_calls(rng, present, n_seq, n_batch)
@@ -103,11 +103,11 @@ def _next_calls(rng: random.Random, present: set[int], n_seq: int, n_batch: int)
         seq = rng.choice(absent)
         present.add(seq)
         prompt = [(seq, rng.choice(LENGTHS))]
-        return _packed(step + prompt if rng.random() < 0.5 else prompt, n_batch)
+        return packed(step + prompt if rng.random() < 0.5 else prompt, n_batch)
     return [step[:n_batch]]
 
 
-def _packed(prompts: list[tuple[int, int]], n_batch: int) -> Calls:
+def packed(prompts: list[tuple[int, int]], n_batch: int) -> Calls:
     """Prompts as one stream, cut every `n_batch` tokens."""
     calls: Calls = [[]]
     for seq, length in prompts:
