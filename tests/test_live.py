@@ -59,6 +59,29 @@ def test_a_display_in_place_leaves_one_line_where_nbconvert_executes_it(code, sa
     assert {other.output_type for other in others} <= {"error"}, "nothing on stderr, no widget"
 
 
+OF_A_ROW = """
+from types import SimpleNamespace as Any
+from conftest import mini
+from plamo_study import live
+line = live.Line("a study")
+line.say("begins")
+row = Any(status="ok", anchor=False, valid=True, cell=mini("decode"), samples_ns=[[5e8, 5e8]])
+line.say("goes on", row=live.speed(row))
+line.say(f"1 row; {live.MORE}")
+"""
+
+
+@pytest.mark.long
+def test_a_measured_row_reaches_the_command_that_runs_a_notebook_which_says_what_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(paths.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+    cell = nbformat.v4.new_code_cell(OF_A_ROW)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
+    lines = []
+    result = runs.run(tmp_path / "n.ipynb", {}, tmp_path / "out", tell=lambda *line: lines.append(line))
+    assert result.status == "in part", result
+    assert next(row for _, row, _ in lines if row).endswith("2.0 tokens/s, right"), lines
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A project of its own, with a good hybrid and a llama whose numbers overflow."""

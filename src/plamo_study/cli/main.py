@@ -89,7 +89,8 @@ def _values(
     """
     if engine is not None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(engines.resolve(engine))
-    values = {name: str(value) for name, value in options.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
+    values = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     if file and not all(file):
         raise StudyError("--file ''", "names no file", "name a .gguf file")
     if file:
