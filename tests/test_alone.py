@@ -92,7 +92,7 @@ main.main()
 
 @pytest.fixture
 def project(tmp_path):
-    """A project whose one notebook shows a study that `study --scale mini` measures first, in a minute."""
+    """A project whose one notebook shows a study that `run 01` measures first, in a minute."""
     for name in ("data/models.toml", "data/models", "data/published", "data/corpus", "data/measured/reference"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(paths.ROOT / name)
@@ -128,7 +128,7 @@ def until(true, seconds=LONG_S):
 def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or_an_orphan(project):
     journal_path = project / "data/measured/local/01-phase-asymmetry.mini.jsonl"
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(project), "MARK": str(project)} | few(project)
-    command = [sys.executable, "-c", STUDY, "study", "--scale", "mini", "--minutes", "9"]
+    command = [sys.executable, "-c", STUDY, "run", "01", "--scale", "mini", "--minutes", "9"]
 
     def keys():
         return [record.key for record in journal.read(journal_path) if isinstance(record, Row)]
@@ -165,4 +165,4 @@ def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or
         assert finished.returncode == 0, finished.stderr
         assert f"{status} 01-phase-asymmetry.ipynb" in finished.stderr
     assert set(done) <= set(keys())
-    assert (project / "reports/01-phase-asymmetry.html").exists()
+    assert (project / "reports/01-phase-asymmetry.ipynb").exists()
