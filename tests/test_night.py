@@ -85,7 +85,7 @@ def night(tmp_path, monkeypatch):
     live._offloads.cache_clear()
     monkeypatch.setattr(live.server, "program", lambda: None)
     monkeypatch.setattr(runs, "run", executed)
-    monkeypatch.setattr(live.Line, "show", lambda line, text: print(text, file=sys.stderr))
+    monkeypatch.setattr(live.Line, "show", lambda line, text, row: print(text, file=sys.stderr))
     return found, files
 
 
