@@ -10,8 +10,9 @@ from test_notebooks import shown
 from llama_meter import paths
 from llama_meter.rows import Fact, Row
 from plamo_study import live, measurements
-from plamo_study.read import recording
-from plamo_study.show import theme
+from plamo_study.read import frame, recording
+from plamo_study.read.recording import Recording
+from plamo_study.show import evidence, theme
 from plamo_study.studies.latency import law
 
 PAGES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
@@ -87,3 +88,8 @@ def test_a_page_is_written_from_other_rows_without_a_study_that_there_was_no_tim
             except Exception as error:
                 error.add_note(f"{name}, cell {number}")
                 raise
+
+
+def test_a_study_without_rows_is_named_with_what_kept_it():
+    lacking = Recording(frame.frame([], {}), {}, "a study", "mini", "live", lacks="the time was up")
+    assert "the time was up" in evidence.of_rows(lacking).data

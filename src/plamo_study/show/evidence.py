@@ -209,6 +209,8 @@ def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
     `judged`: how many were right, for rows whose verdicts are made from several of them.
     """
     rows, facts = recording.rows, recording.facts
+    if rows.empty:
+        return Markdown(f"No rows{of and f' of {of}'}: {recording.lacks or 'nothing was measured'}.")
     kinds = [weights_of(facts[name]) for name in model_names(rows) if name in facts]  # else no file was written
     threads, counts = int(rows["n_threads"].max()), rows[rows["model"] != ""]["dtype"].value_counts()
     types = counts.index[0] if 2 * counts.max() >= counts.sum() > 0 else f"{len(counts)} types"
