@@ -120,3 +120,13 @@ def test_notebooks_needed_most_are_measured_and_each_study_has_time_to_say_somet
 def test_what_is_meaningless_in_part_is_shown_as_recorded_where_its_share_is_too_short():
     found = live.collect("06-drift", Request("live", "mini", 1))
     assert (found.source, len(found.rows) > 0) == ("recorded", True)
+
+
+def test_a_parameter_that_a_notebook_lacks_is_named(capsys):
+    cells = [
+        "",
+        'source: str = "recorded"  # which\nscale: str = "mini"',
+        '# Parameters\nsource = "recorded"\ncolour = 1\n',
+    ]
+    Request.of({"In": cells, "source": "recorded", "scale": "mini", "colour": 1})
+    assert capsys.readouterr().out == "-p colour: this notebook has no such parameter, so nothing changes\n"

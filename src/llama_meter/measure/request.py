@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any
 
 from llama_meter.cells import File
@@ -100,6 +100,11 @@ class Request:
         }
         if "minutes" in values:
             request["minutes"] = _minutes(values["minutes"])
+        cells = values.get("In", ())  # of a notebook: papermill's cell follows the one that declares parameters
+        for declares, cell in pairwise(cells):
+            if cell.startswith("# Parameters\n"):
+                for name in dict.fromkeys(ASSIGNED.findall(cell)).keys() - set(ASSIGNED.findall(declares)):
+                    print(f"-p {name}: this notebook has no such parameter, so nothing changes")
         varied = sweep(**{name: values[name] for name in VALUES if name in values})
         if varied.files:
             request["source"] = "live"
@@ -114,6 +119,7 @@ class Request:
         return replace(self, sweep=Sweep(**{name: getattr(self.sweep, name) for name in names}))
 
 
+ASSIGNED = re.compile(r"^(\w+)(?:: [^=]+)? = ", re.MULTILINE)
 CHOSEN = {"source": SOURCES, "scale": SCALES, "device": DEVICES}
 
 
