@@ -17,7 +17,7 @@ from llama_meter.cells import Serving
 from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import NEAR_TIE, parting
 from llama_meter.rows import Request
-from llama_meter.serve import client, load, objectives, server
+from llama_meter.serve import client, load, server
 from llama_meter.serve.client import Answer, Prompt, Target
 from llama_meter.serve.server import Setup
 from plamo_study.measurements import answers_of
@@ -266,18 +266,18 @@ def searched(rng, speed):
     for _ in range(load.STEPS):
         rate = (low * high) ** 0.5
         share = queue(rng, rate, speed)
-        low, high = (rate, high) if share >= objectives.ENOUGH else (low, rate)
+        low, high = (rate, high) if share >= load.ENOUGH else (low, rate)
         yield rate, share
 
 
 def test_the_knee_s_interval_holds_the_true_knee_of_a_queue_as_often_as_it_says():
     rng, rates = np.random.default_rng(1), np.geomspace(0.5, 8, 25)
     shares = [np.mean([queue(rng, rate, 1.0) for _ in range(100)]) for rate in rates]
-    truth = float(np.exp(np.interp(-objectives.ENOUGH, -np.array(shares), np.log(rates))))
+    truth = float(np.exp(np.interp(-load.ENOUGH, -np.array(shares), np.log(rates))))
     found = []
     for _ in range(50):
         tried = [(*step, n) for n in range(8) for step in searched(rng, np.exp(0.03 * rng.standard_normal()))]
-        found.append(stats.threshold(*map(list, zip(*tried, strict=True)), objectives.ENOUGH, 16))
+        found.append(stats.threshold(*map(list, zip(*tried, strict=True)), load.ENOUGH, 16))
     assert np.mean([one.low <= truth <= one.high for one in found]) > 0.85
     assert np.median([one.value for one in found]) == pytest.approx(truth, rel=0.05)
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from llama_meter.cells import ORDER
+from llama_meter.cells import DISTINCT, ORDER
 from llama_meter.errors import StudyError, UnmeasuredError
 from llama_meter.measure.request import SOURCES, Request
 from llama_meter.measure.tolerance import Parting
 from llama_meter.rows import Request as Served
-from llama_meter.serve.objectives import DISTINCT
 from plamo_study.read import frame
 from plamo_study.read.recording import Recording, added, elsewhere, read, recorded, records
 from plamo_study.show.evidence import chip

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import Serving
+from llama_meter.cells import ENOUGH, OBJECTIVES, Serving
 from llama_meter.engine.session import Tokenizer
 from llama_meter.measure import texts
 from llama_meter.serve import client
 from llama_meter.serve.client import Answer, Client, Prompt, Target, clock
-from llama_meter.serve.objectives import ENOUGH, OBJECTIVES
 
 TICK_S = 0.002
 IDLE_TICKS = 16  # of an idle loop, for the system's own lag

@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from llama_meter import stats
-from llama_meter.cells import PARTS, SPLIT
+from llama_meter.cells import PARTS, SPLIT, WITHIN
 from llama_meter.errors import StudyError
-from llama_meter.serve.objectives import WITHIN
 from plamo_study.read.frame import STOCK, marked, usable
 from plamo_study.stats.estimates import NS, events
 from plamo_study.studies.latency.loop import Load, serve

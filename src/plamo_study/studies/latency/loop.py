@@ -20,8 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from llama_meter.cells import Service, Traffic
-from llama_meter.serve.objectives import NONE, Objectives
+from llama_meter.cells import NONE, Objectives, Service, Traffic
 
 PROMPT_SPREAD, OUTPUT_SPREAD = 0.99, 0.86  # standard deviations of the logarithms
 MEDIAN = 4  # longest over median length

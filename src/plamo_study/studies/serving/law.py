@@ -1,12 +1,10 @@
-"""What load does to answers, what other tools' clients count, and servers minute by minute.
+"""What load does to answers, and servers minute by minute.
 
-Frames in, estimates out. Soaks, crowds, runs of AIPerf and probed servers were recorded beside the journals (commit
+Frames in, estimates out. Soaks, crowds and probed servers were recorded beside the journals (commit
 53f8ee5 measured them); of their fields those are read that a page shows.
 """
 
-import math
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -14,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from llama_meter import paths, stats
-from llama_meter.serve.objectives import SLOTS
+from llama_meter.cells import SLOTS
 from plamo_study.show.evidence import chip
 from plamo_study.stats import estimates
 from plamo_study.stats.estimates import names_of
@@ -23,13 +21,6 @@ COUNTS = ["prompts", "prompts_changed", "share", "answers", "changed", "near_tie
 ENDED = "the server ended: "  # in the failure of a request whose server crashed
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns
 HELD_AT = 2  # minutes before a server is suspended
-OURS, AIPERF = "our client", "AIPerf"
-TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
-LATER = {
-    "first token, after the server's count": "ttft",
-    "last token, after the server's count": "whole",
-    "from an answer to the next request": "pause",
-}
 SOAKED = ["machine", "model", "rate", "held_s", "n_minutes"]  # the load of a soak
 OF_RUN = ["server", "run", *SOAKED, "sent", "lost", "differ", "near_ties"]
 
@@ -65,101 +56,6 @@ def _stored(place: str, name: str, kind: Any) -> Any:
     """A result of a type; None where there is none."""
     path = paths.MEASURED / place / name
     return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
-
-
-# ------------------------------------------------------------------ our client beside AIPerf
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One load by one client; per request in seconds: `ttft`, `itl` (mean gap), `whole`; and `n_gen` in tokens.
-
-    `throughput`: tokens/s as the client reports it. Mean seconds per `prompt` and per further `token` by the server's
-    own count, None where it has none.
-    """
-
-    tool: str
-    n_clients: int
-    round: int
-    ttft: list[float]
-    itl: list[float]
-    whole: list[float]
-    n_gen: list[int]
-    throughput: float
-    prompt: float | None = None
-    token: float | None = None
-
-    def means(self) -> dict[str, Any]:
-        """Each quantity of TOLD by the client and, as "own", by the server; and the pause before the next request.
-
-        The pause is measured only with a single client. The server's throughput assumes that all slots are full.
-        """
-        entry = {name: float(np.mean(getattr(self, name))) for name in ("ttft", "itl", "whole")}
-        prompt, token = (math.nan if seconds is None else seconds for seconds in (self.prompt, self.token))
-        n, n_gen = len(self.whole), float(np.mean(self.n_gen))
-        own = {"own ttft": prompt, "own itl": token, "own whole": (whole := prompt + (n_gen - 1) * token)}
-        idle = sum(self.n_gen) / self.throughput - sum(self.whole)
-        entry |= own | {"throughput": self.throughput, "own throughput": self.n_clients * n_gen / whole}
-        entry |= {"pause": idle / (n - 1) if self.n_clients == 1 and n > 1 else math.nan, "own pause": 0.0}
-        return {"tool": self.tool, "n_clients": self.n_clients, "round": self.round} | entry
-
-
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of both clients against one server on one machine."""
-
-    machine: dict[str, Any]
-    scale: str
-    runs: list[Run]
-
-
-def beside(place: str, scale: str) -> Beside | None:
-    """The runs of a place; None where nothing was compared there."""
-    stored: Beside | None = _stored(place, f"09-beside.{scale}.json", Beside)
-    return stored
-
-
-def _both(comparison: Beside) -> dict[int, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Runs of our client and of AIPerf in order of their rounds, by the number of concurrent requests."""
-    runs = pd.DataFrame([run.means() for run in comparison.runs]).sort_values("round", kind="stable")
-    return {
-        n: (
-            runs[(runs["tool"] == OURS) & (runs["n_clients"] == n)],
-            runs[(runs["tool"] == AIPERF) & (runs["n_clients"] == n)],
-        )
-        for n in dict.fromkeys(run.n_clients for run in comparison.runs)
-    }
-
-
-def compared(comparison: Beside) -> pd.DataFrame:
-    """AIPerf beside our client: one row per number of concurrent requests and quantity in TOLD (`what`).
-
-    `ours` and `theirs`: estimates over rounds of per-request means, in seconds or tokens/s; `ratio`: theirs over ours,
-    paired by round. Server speed varies between runs, so each is also divided by the server's own count for the same
-    run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
-    """
-    entries = []
-    for (n_clients, both), (name, what) in product(_both(comparison).items(), TOLD.items()):
-        ours, theirs = (runs[name].tolist() for runs in both)
-        ours_of_own, theirs_of_own = ((runs[name] / runs[f"own {name}"]).tolist() for runs in both)
-        entry = {"scale": comparison.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
-        entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
-        entry |= {"ours_of_own": stats.median(ours_of_own), "theirs_of_own": stats.median(theirs_of_own)}
-        entries.append(entry | {"of_own": stats.ratio(theirs_of_own, ours_of_own)})
-    return pd.DataFrame(entries)
-
-
-def later(comparison: Beside) -> pd.DataFrame:
-    """Where two clients of one server differ: one row per number of concurrent requests and entry of LATER (`what`).
-
-    Estimates over rounds, in seconds: `ours`, `theirs`, and `apart`, theirs minus ours in the same round.
-    """
-    entries = []
-    for (n_clients, both), (what, name) in product(_both(comparison).items(), LATER.items()):
-        ours, theirs = ((runs[name] - runs[f"own {name}"]).to_numpy() for runs in both)
-        if not np.isnan([*ours, *theirs]).any():
-            entry: dict[str, Any] = {"scale": comparison.scale, "n_clients": n_clients, "what": what}
-            entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs)}
-            entries.append(entry | {"apart": stats.median(theirs - ours)})
-    return pd.DataFrame(entries)
 
 
 # ------------------------------------------------------------------ crowds

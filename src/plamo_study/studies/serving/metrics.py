@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_meter.serve.objectives import OBJECTIVES
+from llama_meter.cells import OBJECTIVES
 from plamo_study.read.metrics import Measured, answered, first_tokens, gaps, mean_gaps, stamps, throughput
 
 MS = 1e3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from llama_meter.cells import Cell, File, Serving
+from llama_meter.cells import SHORT, SLOTS, Cell, File, Serving
 from llama_meter.errors import StudyError
 from llama_meter.measure.plan import (
     MODELS,
@@ -23,7 +23,6 @@ from llama_meter.measure.plan import (
 )
 from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.serve import server
-from llama_meter.serve.objectives import SHORT, SLOTS
 
 PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
 AT_ONCE = (1, 2, 4, 8, 16)  # concurrent requests on 16 slots

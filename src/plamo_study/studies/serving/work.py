@@ -14,7 +14,7 @@ from statistics import median
 
 import psutil
 
-from llama_meter.cells import Serving
+from llama_meter.cells import DISTINCT, Serving
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure import watch
@@ -23,7 +23,6 @@ from llama_meter.rows import Measured, Request, passed
 from llama_meter.serve import client, load, server
 from llama_meter.serve.client import Answer, Client, Prompt, Target, clock
 from llama_meter.serve.load import Loaded
-from llama_meter.serve.objectives import DISTINCT
 from llama_meter.serve.server import Server, Setup
 
 ROOM = 64  # tokens of a slot beside prompt and answer
