@@ -3,11 +3,8 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
-from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,46 +12,12 @@ from conftest import HYBRID, mini, mini_file
 from misbehaving import as_llama_server
 
 from llama_meter import children
-from llama_meter.engine import builds
-from llama_meter.engine.bindings import NOTE
 from llama_meter.errors import StudyError
 from llama_meter.measure.process import work
 from llama_meter.measure.worker import Job
 from llama_meter.serve import server
 
-KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
-INSTALLED = {name for name in packages_distributions() if name.isidentifier()} | {"sitecustomize"}
-
 # ------------------------------------------------------------------ code from the current directory
-
-
-@pytest.fixture
-def hostile(tmp_path, monkeypatch):
-    """We stand in a folder of modules that tell when they are run; their names are those that a child imports."""
-    folder, ran = tmp_path / "downloads", tmp_path / "ran"
-    folder.mkdir()
-    ran.mkdir()
-    for name in {*sys.stdlib_module_names, *INSTALLED}:
-        (folder / f"{name}.py").write_text(f"open({str(ran / name)!r}, 'w').close()\nraise SystemExit(77)\n")
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # that a test before may have left
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # where this process looks is not asked
-    return ran
-
-
-@pytest.mark.long
-def test_no_python_takes_modules_from_the_folder_one_stands_in(hostile):
-    outcome = work(Job(cell=mini("prefill"), path=str(mini_file())), 60.0)
-    assert outcome.status == "ok", outcome.failure
-    assert not sorted(path.name for path in hostile.iterdir())
-
-
-def test_only_one_place_starts_this_python():
-    """Or the next one would forget what keeps it safe."""
-    package = Path(children.__file__).parent
-    starting = [path for path in package.rglob("*.py") if "[sys.executable" in path.read_text(encoding="utf-8")]
-    assert starting == [package / "children.py"]
 
 
 def test_a_server_loads_no_backends_from_the_folder_one_stands_in(tmp_path, monkeypatch):
@@ -97,17 +60,6 @@ def test_workers_and_servers_inherit_what_was_chosen_and_the_settings_left_are_a
     settings = [*(f"{name}={value}" for name, value in PASSED_ON.items()), "GGML_BACKEND_PATH="]
     told = work(Job(), 60.0).measured.facts["environment"]
     assert told == sorted(settings, key=lambda each: each.split("=")[0]), "and no folder of this machine"
-
-
-def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypatch):
-    for file in builds.installed_libraries().iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    asked = ["CUDA_VISIBLE_DEVICES=0", "OMP_SCHEDULE=static"]
-    (tmp_path / NOTE).write_text(f"environment = {asked}\n")
-    assert work(Job(), 60.0, str(tmp_path)).measured.facts["environment"] == asked
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    told = work(Job(), 60.0, str(tmp_path)).measured.facts["environment"]
-    assert sorted(told) == ["CUDA_VISIBLE_DEVICES=3", "OMP_SCHEDULE=static"]
 
 
 # ------------------------------------------------------------------ whose parent is killed

@@ -16,23 +16,17 @@ from darwin import LEVELS
 from misbehaving import as_llama_server
 
 from llama_meter import journal, paths
-from llama_meter.cells import Gate, Replicas
 from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
 from llama_meter.measure import machine, plan, runner
-from llama_meter.measure.process import work
-from llama_meter.measure.quantizing import quantize
 from llama_meter.measure.request import DEVICES, Request
-from llama_meter.measure.worker import Job
-from llama_meter.models import given, recipes
 from llama_meter.rows import Row
 from llama_meter.serve import server
 from llama_meter.serve.server import Setup
 from plamo_study import live, measurements
 from plamo_study.read.recording import of_device, read
 from plamo_study.show import evidence
-from plamo_study.studies.batch_scaling import work as replicas
 from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
@@ -77,26 +71,15 @@ def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_l
     assert "Apple M4 Pro, GPU and CPU, 2 threads" in said
     assert "operators" not in said
     hybrid = found.rows["model"].eq("plamo-2-1b*") & (found.rows["n_gpu_layers"] != 0)
-    cut = found.rows.assign(
-        splits=[(2, 34) if own else told for own, told in zip(hybrid, found.rows["splits"], strict=True)]
-    )
-    said = evidence.of_rows(replace(found, rows=cut)).data
-    assert f"In {hybrid.sum()} of {len(cut) // 2} rows of the GPU (plamo-2-1b" in said
-    assert "up to 34 parts" in said
-    partly = cut.assign(n_gpu_layers=cut["n_gpu_layers"].replace(-1, 8))  # layers that stay on the CPU cut a graph too
-    assert "operators" not in evidence.of_rows(replace(found, rows=partly)).data
+    splits = [(2, 34) if own else usual for own, usual in zip(hybrid, found.rows["splits"], strict=True)]
+    said = evidence.of_rows(replace(found, rows=found.rows.assign(splits=splits))).data
+    assert f"In {hybrid.sum()} of {len(splits) // 2} rows of the GPU (plamo-2-1b" in said
 
 
-def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac, monkeypatch, tmp_path):
+def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9 << 30))
     assert (machine.at_once(1, 1 << 20), machine.at_once(4, 1 << 20)) == (8, 2)
     assert (machine.at_once(1, 4 << 30), machine.at_once(1, 1 << 40)) == (2, 1)
-    large = tmp_path / "large.gguf"
-    large.touch()
-    os.truncate(large, 2 << 30)
-    monkeypatch.setattr(recipes, "model_path", lambda *file: large)
-    assert runner.at_once(mini("gate")) == 2
-    large.unlink()
     assert (runner.at_once(mini("gate")), runner.at_once(mini("prefill"))) == (8, 1)
 
 
@@ -139,7 +122,6 @@ def test_before_a_night_a_mac_says_when_it_ends_what_its_files_take_and_what_wou
 @pytest.mark.parametrize(
     ("levels", "cores"),
     [
-        ([("Super", 6), ("Performance", 12)], 18),
         ([("Super", 2), ("Performance", 4), ("Efficiency", 6)], 6),
         ([], os.cpu_count()),
     ],
@@ -159,39 +141,7 @@ def test_what_the_disk_has_no_room_for_is_said_before_it_is_written(tmp_path, mo
         live.beforehand(your_machine("shape"), 480)
 
 
-def test_a_plamo_2_that_overflows_on_metal_is_offered_as_the_published_study_measured_it(mac, tmp_path):
-    path = tmp_path / "mine.gguf"
-    quantize(mini_file(), path, recipes.by_name("Q8_0"))
-    [given_file] = given.give(str(path))
-    failed = SimpleNamespace(
-        cell=Gate(model=given_file.spec.name, scale="file", dtype="Q8_0", n_gpu_layers=-1),
-        failure=None,
-        checks={"finite_agrees": False},
-        status="ok",
-    )
-    said = live.trouble(failed)
-    assert "\n" not in said
-    assert "not finite" in said
-    assert "--type Q8_0-ssm_out-BF16" in said
-    recipes.by_name("Q8_0-ssm_out-BF16")
-    failed.cell = msgspec.structs.replace(failed.cell, n_gpu_layers=0)
-    assert f"models check '{path.name}'" in live.trouble(failed)
-
-
 # ---------------------------------------------------------------- workers
-
-
-def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
-    cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_processes=2, n_seq=1, n_prompt=16, n_gen=4, n_threads=2)
-    job = Job(cell=cell, path=str(mini_file()))
-    outcome = work(job, 60.0, workload="plamo_study.studies.batch_scaling.work")
-    assert outcome.status == "ok", outcome.failure
-    found = outcome.measured
-    assert found.valid, found.checks
-    assert not found.series["mapped"], "how much of the file is in memory is not known there"
-    for name in ("CPU_Mapped", "MTL0_Mapped", "MTL0_Private", "CPU_REPACK"):
-        log = f"load_tensors: {name:>12} model buffer size =   512.00 MiB\n"
-        assert replicas.weights(log) == ((2.0**29, 0) if name.endswith("Mapped") else (0, 2.0**29))
 
 
 @pytest.mark.parametrize(("layers", "words"), [(0, "-ngl 0 -dev none"), (-1, "-ngl -1 --cache-ram")])

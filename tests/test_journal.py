@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from examples import example_row
 
-from llama_meter.disk import growing
 from llama_meter.errors import StudyError
 from llama_meter.journal import Journal, journals, latest_rows, pack, packed, read
 from llama_meter.rows import SCHEMA, Fact
@@ -113,16 +112,3 @@ def test_a_full_disk_loses_only_the_row_that_did_not_fit(tmp_path):
     assert [r.key for r in kept] == [str(n) for n in range(len(kept))]
     assert len(kept) >= 2
     assert path.read_bytes().endswith(b"\n")
-
-
-def test_a_file_that_was_there_stays_when_its_successor_fails(tmp_path):
-    (tmp_path / "file").write_text("old")
-    with pytest.raises(ZeroDivisionError), growing(tmp_path / "file") as partial:
-        partial.write_text(f"half {1 / 0}")
-    assert (tmp_path / "file").read_text() == "old"
-    with growing(tmp_path / "file") as partial:
-        partial.write_text("new")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "new"}
-    with pytest.raises(OSError, match="no folder/file") as caught, growing(tmp_path / "no folder/file") as partial:
-        partial.write_text("new")
-    assert caught.value.filename == str(tmp_path / "no folder/file")

@@ -1,11 +1,9 @@
 """A whole night with two files of a user's, by a clock that is set forward: every notebook that takes files."""
 
 import json
-import shlex
 import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import foreign_models
 import nbformat
@@ -14,14 +12,11 @@ from conftest import mini_file
 
 from llama_meter import journal, paths
 from llama_meter.cells import Gate
-from llama_meter.errors import UnmeasuredError
-from llama_meter.measure import files, machine, quantizing, runner, watch
-from llama_meter.measure.files import model_fact as fact
+from llama_meter.measure import machine, quantizing, runner, watch
 from llama_meter.measure.process import Outcome, TimeUpError
 from llama_meter.measure.request import Request, sweep
 from llama_meter.models import given, recipes, registry
-from llama_meter.models.registry import FILE_TYPES
-from llama_meter.rows import Evidence, Measured, Row, content_id
+from llama_meter.rows import Evidence, Measured, Row
 from plamo_study import live, runs
 from plamo_study.cli import notebooks
 from plamo_study.studies import registry as studies
@@ -162,75 +157,18 @@ def plan_files(plan):
     return dict.fromkeys(file for cell in plan.cells for file in cell.files)
 
 
-def test_a_page_whose_program_is_not_built_is_shown_as_recorded_and_says_what_builds_it(tmp_path, monkeypatch, capfd):
-    recorded = []
-
-    def executed(notebook, values, *_):
-        if values["source"] == "recorded":
-            recorded.append(notebook.stem)
-        elif notebook.stem == "09-serving":
-            with pytest.raises(UnmeasuredError) as unbuilt:
-                live.collect("09-serving", Request("live", "mini", 1))
-            return runs.RunResult(notebook, "failed", 1.0, None, 4, unbuilt.type.__name__, str(unbuilt.value))
-        return runs.RunResult(notebook, "ok", 1.0, notebook)
-
-    monkeypatch.setattr(paths, "REPORTS", tmp_path)
-    monkeypatch.setattr(live.server, "find", lambda: None)
-    monkeypatch.setattr(runs, "run", executed)
-    monkeypatch.setattr(notebooks, "publish", lambda: None)
-    assert notebooks.every_page({"scale": "mini", "minutes": "60"}) == 0
-    assert "09-serving" in recorded
-    said = capfd.readouterr().err
-    assert "09-serving is shown as recorded: llama-server: not found" in said
-    assert "plamo-study engine build llama-server" in said
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_what_does_not_fit_a_short_night_is_named_with_the_command_that_measures_it(night, capfd):
-    _, given_files = night
-    go(given_files, 60)
-    assert Clock.passed <= 60 * 60
-    said = [line for line in capfd.readouterr().err.splitlines() if "No time for" in line]
-    assert said
-    for line in said:
-        study, command = line.strip("*").partition(":")[0], line.split("`")[1]
-        assert shlex.split(command)[:3] == ["plamo-study", "measure", study]
-        assert [word for word in shlex.split(command) if word.endswith(".gguf")] == [
-            Path(file).name for file in given_files
-        ]
-
-
-def planned(name, scale, dtype):
-    """The fact of a file of full size that need not be written."""
-    fact = files.planned_fact(name, scale, FILE_TYPES[dtype.split("-")[0]][1])
-    size = sum(kind["n_bytes"] for kind in fact["tensors"].values())
-    known = {"dtype": dtype, "scale": scale, "synthetic": True, "assumptions": [], "file_bytes": size, "n_params": size}
-    return fact | known | {"sha256": content_id([name, dtype])}
-
-
 @pytest.mark.long
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("study", "of_files"), [("your-machine", True), ("05-quantization", False), ("03-batch-scaling", True)]
-)
-def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with_numbers_of_its_own(
-    study, of_files, night, monkeypatch
-):
+@pytest.mark.parametrize("study", ["your-machine", "03-batch-scaling"])
+def test_a_live_notebook_without_further_parameters_ends_within_its_minutes_with_numbers_of_its_own(study, night):
     page = paths.NOTEBOOKS / f"{studies.notebook_of(study)}.ipynb"
     defaults = next(cell for cell in nbformat.read(page, 4).cells if "parameters" in cell.metadata.get("tags", ()))
     room = {}
     exec(defaults.source, room)
-    monkeypatch.setattr(runner, "model_fact", lambda *file: planned(*file) if file[1] == "shape" else fact(*file))
-    monkeypatch.setattr(runner, "digest", lambda *file: runner.model_fact(*file)["sha256"])
-    monkeypatch.setattr(files, "make_models", lambda *_: None)
-    monkeypatch.setattr(live, "ROOM", -(10**12))  # they are not written
-    chosen = sweep(files=night[1] if of_files else "")
-    found = live.collect(study, Request("live", room["scale"], room["minutes"], sweep=chosen))
+    found = live.collect(study, Request("live", room["scale"], room["minutes"], sweep=sweep(files=night[1])))
     assert Clock.passed <= 60 * room["minutes"]
     assert found.source == "live"
     timed = found.rows[(found.rows["workload"] != "gate") & (found.rows["model"] != "") & ~found.rows["anchor"]]
     assert set(timed["verdict"]) <= {"valid", "consistent"}
     assert timed["block"].nunique() >= 2, "a block alone says nothing"
-    if of_files:
-        assert timed["model"].nunique() == 2, "each file is measured"
+    assert timed["model"].nunique() == 2, "each file is measured"

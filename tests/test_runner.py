@@ -19,15 +19,13 @@ from conftest import ATTENTION, HYBRID, mini
 from llama_meter import journal, paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine, plan, process, runner, watch
+from llama_meter.measure import plan, process, runner, watch
 from llama_meter.measure.plan import Tasks
-from llama_meter.measure.request import Request
 from llama_meter.models import given, registry, synthetic
-from llama_meter.rows import Conditions, Row, content_id
+from llama_meter.rows import Conditions, Row
 from plamo_study import live
 from plamo_study.cli.terminal import shown
-from plamo_study.read import frame, recording
-from plamo_study.show import evidence
+from plamo_study.read import frame
 
 KILLS, LONGEST_S = 5, 0.8
 
@@ -88,23 +86,6 @@ def test_the_builds_of_a_cell_follow_one_another_in_an_order_of_their_own():
     assert len(set(map(tuple, runs))) > 1
 
 
-def minutes_of(summary):
-    return sum(row.elapsed_ns for row in summary.rows) / 60e9
-
-
-def test_a_short_time_leaves_out_the_last_cells_and_says_which(tmp_path, monkeypatch, once):
-    monkeypatch.setattr(runner, "MOST_BLOCKS", 3)
-    asked, path = replace(small_plan(), needed=2), tmp_path / "j.jsonl"
-    first = runner.sweep(replace(asked, cells=asked.cells[:2], blocks=2), path)
-    second = runner.sweep(asked, path, minutes=minutes_of(first))
-    assert (second.measured, second.lacking) == (0, 0)
-    assert {row.key for row in second.rows} == {row.key for row in first.rows}
-    assert second.left_out == asked.cells[2:]
-    more = runner.sweep(asked, path, minutes=60)
-    assert not more.left_out
-    assert more.measured > 0
-
-
 def test_disturbed_rows_are_measured_again_by_the_same_command(tmp_path, monkeypatch, once):
     monkeypatch.setattr(runner, "MOST_BLOCKS", 2)
     asked, path = replace(small_plan(small_plan().cells[:1], blocks=2), extra_blocks=1), tmp_path / "j.jsonl"
@@ -114,16 +95,6 @@ def test_disturbed_rows_are_measured_again_by_the_same_command(tmp_path, monkeyp
     assert runner.sweep(asked, path, minutes=60).measured == 1
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     assert runner.sweep(asked, path, minutes=60).measured == 0
-
-
-def test_in_no_time_nothing_starts_and_the_rows_are_those_of_earlier_calls(tmp_path, once):
-    asked, path = small_plan(), tmp_path / "j.jsonl"
-    none = runner.sweep(asked, path, minutes=runner.NO_TIME)
-    assert (none.rows, none.measured, none.well) == ([], 0, False)
-    first = runner.sweep(asked, path)
-    again = runner.sweep(asked, path, minutes=runner.NO_TIME)
-    assert {row.key for row in again.rows} == {row.key for row in first.rows}
-    assert (again.measured, again.left_out, again.lacking) == (0, (), 0)
 
 
 @pytest.mark.parametrize(("n_cells", "seconds", "minutes", "blocks"), [(4, 60, 5, [0, 0, 1, 1]), (1, 3600, 70, [0])])
@@ -289,42 +260,12 @@ def test_a_wall_clock_that_is_set_during_a_sweep_loses_no_row_and_tears_no_block
     assert runner.sweep(small_plan(), tmp_path / "j.jsonl").measured == 0
 
 
-def test_an_anchor_is_as_many_processes_as_planned_and_counts_as_their_median(tmp_path, once):
-    planned = replace(small_plan((mini("prefill", n_prompt=16),), blocks=1), anchors=3)
-    rows = runner.sweep(planned, tmp_path / "j.jsonl").rows
-    anchors = [row for row in rows if row.anchor]
-    assert [row.block for row in anchors] == [0, 0, 0, 1, 1, 1]
-    assert len({row.key for row in rows}) == len(rows)
-    times = iter((100, 101, 500, 102, 101, 100))
-    made = [
-        msgspec.structs.replace(row, conditions=Conditions(load_1min=0.0), samples_ns=[[next(times)]])
-        for row in anchors
-    ]
-    assert watch.drift_by_block(made)[0] == 0, "one slow process of three moves no median"
-
-
 def test_marked_blocks_are_measured_again_at_most_as_often_as_planned(tmp_path, monkeypatch, once):
     monkeypatch.setattr(runner, "DRIFT_LIMIT", -1.0)
     monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     cells = (mini("prefill", n_prompt=16),)
     summary = runner.sweep(replace(small_plan(cells, blocks=2), extra_blocks=1), tmp_path / "j.jsonl")
     assert max(row.block for row in summary.rows if not row.anchor) == 2
-
-
-def test_rows_carry_their_provenance(swept):
-    path, summary, _ = swept
-    facts = frame.facts(journal.read(path))
-    for row in summary.rows:
-        assert facts[row.engine]["build"]
-        assert len(facts[row.system]["engine_sha256"]) == 64
-        assert facts[row.system]["os"].startswith(facts[row.machine]["os"])
-        assert facts[row.machine]["memory_bytes"] > 0
-        model = facts[row.model]
-        assert model["synthetic"] is False, "the embedded models are trained"
-        assert model["tensors"]["ffn_up"]["type"] == "F16"
-        assert row.pid
-        assert row.started
-        assert row.conditions.peak_rss_bytes > 0
 
 
 def test_verdicts_need_the_gate(swept):
@@ -341,19 +282,6 @@ def test_verdicts_need_the_gate(swept):
 def test_what_cannot_be_measured_is_said_before_anything_runs(how, why):
     with pytest.raises(StudyError, match=why):
         plan.check_cell(mini("decode", **how))
-
-
-@pytest.mark.parametrize(
-    ("why", "asked"),
-    [
-        ("scale", ("01-phase-asymmetry", Request("live", "huge"))),
-        ("study", ("99-nothing", Request("live", "mini"))),
-        ("no rows", ("01-phase-asymmetry", Request("recorded", "huge"))),
-    ],
-)
-def test_what_cannot_be_collected_is_said(why, asked):
-    with pytest.raises(StudyError, match=why):
-        live.collect(*asked)
 
 
 def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_the_call(
@@ -396,20 +324,3 @@ def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_th
     assert "decode off by 0.5" in printed()[-2000:], "it is said by every call"
     within = runner.sweep(small_plan(blocks=1), tmp_path / "j.jsonl", minutes=60)
     assert (within.measured, within.lacking, within.left_out) == (0, 0, ())
-
-
-def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    with pytest.raises(StudyError, match="does not load"):
-        runner.engine_facts()
-
-
-def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_path, monkeypatch, once):
-    engine, found = runner.engine_facts(), []
-    for name, listed in (("plain", []), ("gpu", [{"name": "CUDA0", "chip": "a GPU", "memory_bytes": 1}])):
-        monkeypatch.setattr(runner, "engine_facts", lambda folder="", listed=listed: engine | {"gpus": listed})
-        rows = runner.sweep(small_plan((mini("prefill", n_prompt=16),), blocks=1), tmp_path / name).rows
-        facts = frame.facts(journal.read(tmp_path / name))
-        found.append(recording.Recording(frame.frame(rows, facts), facts, "small", "mini", "live"))
-    assert found[0].rows["machine"].unique().tolist() == [content_id(machine.lasting(machine.facts()))]
-    assert [evidence.chips(each).endswith(" + a GPU") for each in found] == [False, True]

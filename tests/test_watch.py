@@ -3,14 +3,11 @@
 import os
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 import msgspec
-import psutil
 import pytest
 from conftest import mini, mini_file
 from test_runner import remembered, small_plan
@@ -72,25 +69,6 @@ def test_a_worker_s_evidence_is_its_own_and_holds_every_repetition():
         assert machine.MACOS or timed.waited_ns >= 0
 
 
-def test_what_a_helper_s_threads_ran_is_its_own_after_they_are_gone():
-    """A thread that works for a fifth of a second and ends, over and over, as a server's do that answers requests."""
-    told = (
-        "import hashlib, sys, threading\n"
-        "def work():\n    for _ in range(60): hashlib.sha256(bytes(1 << 20)).digest()\n"
-        "for _ in sys.stdin:\n"
-        "    thread = threading.Thread(target=work); thread.start(); thread.join(); print(flush=True)\n"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", told], **pipes) as helper:
-        before = watch._of_helpers([helper.pid])[0]
-        for _ in range(3):
-            print(file=helper.stdin, flush=True)
-            helper.stdout.readline()
-        ran = watch._of_helpers([helper.pid])[0] - before
-        helper.stdin.close()
-    assert ran >= 3 * 10_000_000
-
-
 # ---------------------------------------------------------------- what a worker meets
 
 
@@ -105,43 +83,6 @@ def test_a_worker_beside_a_busy_process_is_marked_and_one_past_its_limit_gets_mo
     assert (outcome.status, outcome.failure.signal) == ("starved", "")
     assert "other programs" in outcome.failure.message
     assert outcome.elapsed_ns > 1.9 * LIMIT_S * SECOND
-
-
-@contextmanager
-def stopped(seconds):
-    """Stop the worker that the block starts for so long, as soon as it has become one."""
-    over, before = threading.Event(), set(psutil.Process().children())
-
-    def look():
-        while not over.wait(0.05):
-            for child in set(psutil.Process().children()) - before:
-                with suppress(psutil.Error):  # it is gone
-                    if "llama_meter.measure.worker" in child.cmdline():
-                        child.suspend()
-                        over.wait(seconds)
-                        child.resume()
-                        return
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
-
-
-def test_a_worker_that_was_stopped_is_marked_and_one_stopped_longer_than_its_limit_does_not_hang(monkeypatch):
-    cell = mini("decode", n_gen=64)
-    with stopped(1.5 * LIMIT_S):
-        outcome = run(cell, limit_s=LIMIT_S)
-    row = row_of(outcome, cell)
-    assert row.status == "ok"
-    assert outcome.evidence.held_ns > LIMIT_S * SECOND
-    assert watch.causes([row]) == {"k": watch.STOPPED}
-    monkeypatch.setattr(process, "MOST_LIMITS", 2)
-    with stopped(60.0):
-        outcome = run(mini("decode", n_gen=64), limit_s=1.0)
-    assert (outcome.status, outcome.failure.message) == ("starved", process.SILENT["stopped"])
-    assert not psutil.pid_exists(outcome.pid)
 
 
 # ---------------------------------------------------------------- what marks a row
@@ -164,8 +105,7 @@ HALF, PART = SECOND // 2, SECOND // 100
     [
         ({"power_source": "battery"}, watch.BATTERY),
         ({"power_mode": "low"}, watch.LOW_POWER),
-        ({"power_mode": "powersave"}, ""),
-        *(({"thermal": level}, watch.HEAT) for level in ("moderate", "heavy", "trapping", "sleeping")),
+        ({"thermal": "heavy"}, watch.HEAT),
         ({"memory_pressure": "critical"}, watch.MEMORY),
         ({"gpu_used": 0.2}, ""),
     ],
@@ -191,22 +131,15 @@ def test_a_gpu_that_was_busy_before_a_row_or_swapping_beside_it_marks_it_and_its
     ("cell", "counted", "why"),
     [
         (TIMED, {"others_ns": SECOND}, watch.OTHERS),
-        (TIMED, {"stolen_ns": SECOND}, watch.OTHERS),
         (TIMED, {"waited_ns": HALF}, watch.WAITED),
-        (TIMED, {"waited_ns": None, "others_ns": SECOND}, watch.OTHERS),  # where nobody counts waiting
         (TIMED, {"stalled_ns": HALF}, watch.MEMORY),
         (TIMED, {"hot": 1}, watch.HEAT),
         (TIMED, {"stops": 1}, watch.STOPPED),
         (mini("gate"), {"others_ns": 2 * SECOND, "waited_ns": SECOND, "throttled_ns": SECOND}, ""),
         (TWO, {"throttled_ns": HALF, "waited_ns": SECOND, "cpu_ns": 2 * SECOND}, watch.QUOTA),
-        (OFFLOADED, {"throttled_ns": HALF, "waited_ns": SECOND}, watch.QUOTA),
         (TWO, {"throttled_ns": PART, "cpu_ns": 2 * SECOND}, ""),
         # two threads that got one CPU: from a limit that this system does not show, or from other programs
         (TWO, {"cpu_ns": SECOND}, watch.STARVED),
-        (TWO, {"cpu_ns": SECOND, "waited_ns": SECOND, "others_ns": SECOND}, watch.OTHERS),
-        (TWO, {"cpu_ns": SECOND * 19 // 10}, ""),
-        (TWO, {"wall_ns": SECOND // 10, "cpu_ns": SECOND // 10}, ""),  # too short to tell
-        (TWO, {"cpu_ns": SECOND, "waited_ns": None}, ""),  # on a Mac a library computes prompts while threads sleep
         (mini("decode", n_gen=4, n_threads=2, n_gpu_layers=-1), {"cpu_ns": SECOND}, ""),  # they wait for the GPU
     ],
 )
@@ -287,10 +220,6 @@ def test_a_page_on_a_disturbed_recording_says_first_what_marked_most_rows_and_ho
     crowded = replace(recorded, rows=rows.assign(disturbed=True, disturbed_by="others", others=0.47))
     assert evidence.of_rows(crowded).data.startswith("**Disturbed: other programs took 47% of the machine")
     assert "Disturbed" not in evidence.of_rows(recorded).data
-    for each in evidence.DISTURBED_BY:
-        said = evidence.disturbed(rows.assign(disturbed=True, disturbed_by=each, drift=0.2))
-        assert said
-        assert ("idle" in said) != (each in evidence.AGAINST), "no idle machine helps against a quota"
     assert evidence.disturbed(rows.assign(disturbed=first)) == "", "a few disturbed rows are left out in silence"
 
 

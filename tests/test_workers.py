@@ -3,7 +3,6 @@
 import os
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -142,41 +141,3 @@ def test_a_time_is_no_shorter_than_its_calls_and_no_longer_than_what_surrounds_t
     measured = context.run(*job) if workload == "depth" else phases.run(*job[:2], 0, job[2])
     least = sum(sum(part[warm if len(part) > 1 else 0 :]) for part in parts)
     assert 0 < least <= sum(map(sum, measured.samples_ns)) <= watch.collected().wall_ns
-
-
-@pytest.mark.parametrize(
-    ("layers", "n_gen", "prompts", "steps"),
-    [(0, 16, [], 3), (0, 2, [], 2), (-1, 16, [24, 24], 32), (-1, 3, [24, 24], 33)],
-)
-def test_a_gpu_warms_up_with_prompts_and_steps_of_the_measured_shape_and_a_cpu_as_ever(
-    layers, n_gen, prompts, steps, monkeypatch
-):
-    calls = []
-
-    class Recorder:
-        n_evaluated = 24
-        clear = staticmethod(lambda: None)
-        get_state = staticmethod(lambda seq: b"")
-        set_state = staticmethod(lambda *where: None)
-        logits = staticmethod(lambda row: np.zeros(8))
-        decode = staticmethod(lambda step: calls.append("step"))
-
-        @staticmethod
-        def prefill(prompts, *how):
-            calls.append(prompts[0].size)
-            return {0: np.zeros((1, 8))}
-
-    @contextmanager
-    def timed():
-        calls.append("timed")
-        yield
-
-    monkeypatch.setattr(phases.watch, "timed", timed)
-    cell = mini("prefill", n_prompt=24, n_gpu_layers=layers, repetitions=2)
-    measured = phases._prefill(cell, Recorder(), phases.draw(cell, 512, 0), Path(), proved=False)
-    assert measured.n_evaluated == 48
-    assert calls == [24, *prompts, "timed", 24, "timed", 24]
-    calls.clear()
-    cell = mini("decode", n_gen=n_gen, n_gpu_layers=layers)
-    phases._decode(cell, Recorder(), phases.draw(cell, 512, 0), Path(), proved=False)
-    assert [call for call in calls if isinstance(call, str)] == ["step"] * steps + ["timed"] + ["step"] * n_gen
