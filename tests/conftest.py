@@ -4,7 +4,6 @@ import copy
 import gc
 import os
 import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import msgspec
@@ -19,26 +18,8 @@ from llama_meter.measure import machine, plan, runner
 from llama_meter.models import recipes, synthetic
 
 HYBRID, ATTENTION = plan.MODELS
-LONGEST = (
-    "test_cli",
-    "test_publish",
-    "test_live",
-    "test_types",
-    "test_alone",
-    "test_quantize",
-    "test_night",
-    "test_probe",
-    "test_engines",
-    "test_oracle",
-    "test_children",
-    "test_foreign_names",
-    "test_scheduling",
-    "test_machines",
-    "test_replicas",
-    "test_watch",
-    "test_trace",
-)
-PAGES = ("test_any_rows",)  # each test executes a page, and shares nothing
+LONGEST = "cli publish live types alone quantize night probe engines oracle children scheduling replicas watch trace"
+PAGES = ("test_any_rows", "test_live_pages")  # each test executes a page
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 
@@ -89,14 +70,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first and single pages last, so that no core waits at the end for the other's.
-
-    Reports name their tests' cases.
-    """
-    rank = {name: place for place, name in enumerate(LONGEST)} | dict.fromkeys(PAGES, len(LONGEST) + 1)
-    items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
-    for item in items:
-        item.user_properties += [("case", each.args[0]) for each in item.iter_markers("case")]
+    """The longest files first and single pages last, so that no core waits at the end for the other's."""
+    rank = {f"test_{name}": -1 for name in LONGEST.split()} | dict.fromkeys(PAGES, 1)
+    items.sort(key=lambda item: rank.get(item.path.stem, 0))
 
 
 @pytest.hookimpl(optionalhook=True)  # where xdist is switched off
@@ -109,19 +85,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
             return nodeid if Path(file).stem in PAGES else file
 
     return Scheduling(config, log)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where cases were asked for: of each, by its number, how its tests ended."""
-    if "case" not in terminalreporter.config.option.markexpr:
-        return
-    ended: dict[int, Counter[str]] = defaultdict(Counter)
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, ()):
-            for number in {value for name, value in report.user_properties if name == "case"}:
-                ended[number][outcome] += 1
-    for number, counts in sorted(ended.items()):
-        terminalreporter.line(f"case {number}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
 
 
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:

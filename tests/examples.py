@@ -1,10 +1,8 @@
 """What several tests take as an example."""
 
-import msgspec
-
 from llama_meter.cells import Prefill
 from llama_meter.measure import plan
-from llama_meter.rows import SCHEMA, Conditions, Row, row_key
+from llama_meter.rows import SCHEMA, Conditions, Row
 
 
 def example_row() -> Row:
@@ -40,11 +38,3 @@ def example_row() -> Row:
         checks=checks,
         valid=True,
     )
-
-
-def rekeyed(row: Row, ids: dict[str, str]) -> Row:
-    new = {name: ids.get(getattr(row, name), getattr(row, name)) for name in ("machine", "model", "engine")}
-    row = msgspec.structs.replace(row, **new, others=[ids.get(other, other) for other in row.others])
-    study = f"{row.study}/anchor" if row.anchor else row.study
-    key = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others)
-    return msgspec.structs.replace(row, key=key)

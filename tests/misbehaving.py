@@ -11,16 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 WORDS = ["one ", "two ", "three ", "four "]
-ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e \r[/red]"
 REPLIES = {  # to who asks for a completion
     "refuses": (503, b'{"error": {"message": "all slots are busy"}}'),
-    "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}, ensure_ascii=False).encode()),
     "wants_a_key": (401, b'{"error": "no key"}'),
 }
 STREAMS = {  # the one event of an answer that then ends
     "says_error": b'{"error": {"message": "out of memory"}}',
-    "says_numbers": b'{"choices": [{"text": 5}]}',
-    "malformed": b"{this is no JSON",
     "truncated": b'{"choices": [{"text": "one "}]}',
 }
 
@@ -59,16 +55,13 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---------------------------------------------------------------- ways
 
-    def counts_nothing(self, asked):
-        self.well(asked, counts=False)
-
-    def well(self, asked, counts=True):
+    def well(self, asked):
         self.begin()
         words = [*WORDS, asked["prompt"][:8]][: asked["max_tokens"]]
         for word in words:
             self.tell(word)
             time.sleep(0.002)
-        self.end(len(words) if counts else None, max(len(asked["prompt"]) // 3, 3))
+        self.end(len(words), max(len(asked["prompt"]) // 3, 3))
 
     def thinks_at_length(self, asked):
         """As many tokens as asked for, and all of it is reasoning."""
@@ -155,10 +148,8 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk(b"data: " + json.dumps(told).encode() + b"\n\n")
 
     def end(self, n_gen, n_prompt=3):
-        if n_gen is not None:
-            told = {"usage": {"prompt_tokens": n_prompt, "completion_tokens": n_gen}}
-            told |= {"timings": {"predicted_ms": 2.0 * n_gen}}
-            self.event({"choices": []} | told)
+        told = {"usage": {"prompt_tokens": n_prompt, "completion_tokens": n_gen}}
+        self.event({"choices": []} | told | {"timings": {"predicted_ms": 2.0 * n_gen}})
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 

@@ -23,21 +23,11 @@ OWN = {"prompt", "answer", "users", "guess", "study"}  # what a page computes wi
 @pytest.mark.parametrize(
     ("name", "value", "parsed"),
     [
-        ("n_prompt", "128,512", (128, 512)),
-        ("n_prompt", "1-4", (1, 2, 3, 4)),
         ("n_prompt", "128-1024*2", (128, 256, 512, 1024)),
         ("n_prompt", "4-12+4,4", (4, 8, 12)),
-        ("n_prompt", 64, (64,)),
         ("n_prompt", [64, "32"], (64, 32)),
-        ("n_depth", "0", (0,)),
         ("rates", "0.5, 2", (0.5, 2.0)),
-        ("acceptance", 1, (1.0,)),
-        ("dtypes", "F16,Q4_0", ("F16", "Q4_0")),
-        ("flash_attn", "ON", "on"),
         ("flash_attn", "0", "off"),
-        ("type_k", "Q8_0", "q8_0"),
-        ("n_gpu_layers", "-1", -1),
-        ("n_seq", "", ()),
     ],
 )
 def test_text_numbers_and_lists_become_the_values_of_a_sweep(name, value, parsed):
@@ -100,9 +90,7 @@ def test_papermill_alone_refuses_too_and_measures_nothing(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    ("scale", "minutes"), [("mini", 1e-6), ("mini", 3), ("mini", 9), ("shape", 60), ("shape", 1e6)]
-)
+@pytest.mark.parametrize(("scale", "minutes"), [("mini", 3), ("shape", 60)])
 def test_notebooks_needed_most_are_measured_and_each_study_has_time_to_say_something(scale, minutes):
     def shares(minutes):
         return notebooks.shares([*MEASURING.values()], Request("live", scale, minutes))

@@ -11,7 +11,6 @@ import pytest
 from llama_meter import paths
 from llama_meter.errors import StudyError
 from plamo_study import runs
-from plamo_study.studies.registry import OF_ALL
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 ENDS = {  # notebook -> status, error, words of the message, the cell where it ended
@@ -74,7 +73,7 @@ def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_sid
 
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
-    [("bool", "true", True), ("int", "-3", -3), ("float", "1e5", 1e5), ("float", 2, 2.0), ("str", "007", "007")],
+    [("float", "1e5", 1e5), ("str", "007", "007")],
 )
 def test_text_is_converted_to_the_declared_type(kind, text, value):
     converted = runs._typed("name", text, kind)
@@ -84,15 +83,12 @@ def test_text_is_converted_to_the_declared_type(kind, text, value):
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        (NOTEBOOKS / "plain.ipynb", {"scale": "mini"}, "no such parameter in plain"),
         (NOTEBOOKS / "parameters.ipynb", {"scal": "mini"}, "use one of: batch_sizes, live, margin, replicates, scale"),
         (NOTEBOOKS / "parameters.ipynb", {"replicates": "many"}, "not of type int"),
-        ("broken.ipynb", {}, "broken.ipynb: not a readable notebook"),
         ("plain.ipynb", {}, "overwritten by its own output"),
     ],
 )
 def test_wrong_usage_stops_before_anything_runs(name, values, message, tmp_path):
-    (tmp_path / "broken.ipynb").write_text("{")
     shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     with pytest.raises(StudyError, match=message):
@@ -105,43 +101,31 @@ def test_notebooks_are_found_by_number_name_and_path(tmp_path, monkeypatch):
         shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path / "sub/01-phase-asymmetry.ipynb")
     one = tmp_path / "01-phase-asymmetry.ipynb"
     for name in ("01", "01-phase-asymmetry", "./01-phase-asymmetry.ipynb", str(one)):
         assert runs.find_notebooks([name]) == [one]
     assert [path.stem[:2] for path in runs.find_notebooks(["02", "01", "02"])] == ["02", "01"]
     assert len(runs.find_notebooks([])) == 4
-    for names, message in (
-        (["03"], "fits several"),
-        (["99"], "no such notebook"),
-        ([one, "sub/" + one.name], "one output"),
-    ):
-        with pytest.raises(StudyError, match=message):
-            runs.find_notebooks(list(map(str, names)))
+    with pytest.raises(StudyError, match="fits several"):
+        runs.find_notebooks(["03"])
 
 
 def test_what_a_page_is_made_from_changes_with_its_rows_and_the_engine(tmp_path, monkeypatch):
     one, data = paths.NOTEBOOKS / "01-phase-asymmetry.ipynb", tmp_path / "data"
-    names = ("measured/local/01.jsonl", "published/figures.csv", "models.toml")
-    for name in names:
+    for name in (names := ("measured/local/01.jsonl", "models.toml")):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).write_text("first")
-    every = [paths.NOTEBOOKS / f"{name}.ipynb" for name in OF_ALL]
     for name, path in {"ROOT": tmp_path, "DATA": data, "MEASURED": data / "measured"}.items():
         monkeypatch.setattr(paths, name, path)
     found = [runs._made_from(one, {})]
-    assert runs._made_from(one, {}) == found[0]
     for name in names:
         (data / name).write_text("other")
         found.append(runs._made_from(one, {}))
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "elsewhere")
     found.append(runs._made_from(one, {}))
     assert len(set(found)) == len(found)
-    of_all = [runs._made_from(path, {}) for path in every]
     (data / "measured/local/06-context.mini.jsonl").write_text("measured")
     assert runs._made_from(one, {}) == found[-1], "rows of another notebook"
-    assert not set(of_all) & {runs._made_from(path, {}) for path in every}
 
 
 def test_an_executed_notebook_that_is_torn_is_no_result(tmp_path, monkeypatch):

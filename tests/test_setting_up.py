@@ -1,4 +1,4 @@
-"""What `make` does before anything is there, with what a Mac has: an old Python, Rosetta, forced Metal, old tools.
+"""What `make` does before anything is there, with what a Mac has: an old Python, Rosetta, old tools.
 
 macOS comes with GNU make 3.81 and the original awk. The system's make is always tried; 3.81 too where the PATH has it
 as `make-3.81`, which builds from the sources that Apple publishes (apple-oss-distributions/gnumake).
@@ -9,13 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 
 import pytest
 
 from llama_meter import paths
 from llama_meter.engine import builds
-from llama_meter.errors import StudyError
 
 OLD = """\
 #!/bin/sh
@@ -23,12 +21,6 @@ exec '{python}' -c '
 import platform, sys
 sys.version_info, platform.machine, platform.system = {version}, lambda: "{machine}", lambda: "{system}"
 exec(open(sys.argv[1]).read())' "$@"
-"""
-VENDOR = """\
-cmake_minimum_required(VERSION 3.14...3.28)
-project("llama.cpp" NONE)
-option(GGML_METAL "ggml: use Metal" ON)
-file(WRITE "${CMAKE_BINARY_DIR}/metal" "${GGML_METAL}")
 """
 NAME = r"^([a-z][\w.-]*)=="  # of a locked package
 MAKES = [found for found in ("make-3.81", "make") if shutil.which(found)]
@@ -110,27 +102,3 @@ def test_every_make_with_every_awk_sets_up_once_and_alike(house, tmp_path, by, a
     assert re.findall(NAME, uv, re.MULTILINE) == ["uv"]
     make(house, "study", by=by, **asked)
     assert (house / "log").read_text().removeprefix(log) == "plamo-study study with -DGGML_METAL=OFF\n", "once"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("asked", "built"), [([], "ON"), (["-DGGML_METAL=OFF"], "OFF")])
-def test_metal_is_built_as_asked_though_the_bindings_turn_it_on(house, asked, built):
-    """With their own CMakeLists, told that this is a Mac, on a llama.cpp of three lines."""
-    (house / "CMakeLists.txt").write_text(re.sub(r"if ?\(APPLE\)", "if(NOT APPLE)", bindings()))
-    (house / "vendor" / "llama.cpp").mkdir(parents=True)
-    (house / "vendor" / "llama.cpp" / "CMakeLists.txt").write_text(VENDOR)
-    told = [f"-DCMAKE_PROJECT_INCLUDE={house}/tools/engine.cmake", *asked]
-    command = ["cmake", "-G", "Ninja", "-DLLAVA_BUILD=OFF", *told, "-S", str(house), "-B", str(house / "build")]
-    builds._run(command, "CMake", house)
-    assert (house / "build" / "metal").read_text() == built
-
-
-def bindings():
-    """The CMakeLists of the locked llama-cpp-python itself."""
-    try:
-        sdist = builds.fetch()
-    except StudyError as error:
-        pytest.skip(f"pip cannot fetch the sdist here: {error.why}")
-    with tarfile.open(sdist) as archive:
-        found = next(member for member in archive if re.fullmatch(r"[^/]+/CMakeLists\.txt", member.name))
-        return archive.extractfile(found).read().decode()
