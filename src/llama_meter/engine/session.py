@@ -1,7 +1,7 @@
 """One model and one context: prefill, decode, logits and per-sequence state through llama.cpp's batch API."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -141,23 +141,22 @@ class Session:
         groups = [[seq] for seq in prompts] if policy == "per_sequence" else [list(prompts)]
         logits: dict[int, list[np.ndarray]] = {seq: [] for seq in prompts}
         for group in groups:
-            seq_ids = np.concatenate([np.full(len(prompts[seq]), seq, dtype=np.int32) for seq in group])
-            tokens = np.concatenate([np.asarray(prompts[seq], dtype=np.int32) for seq in group])
+            seq_ids = np.repeat(group, [len(prompts[seq]) for seq in group])
+            tokens = np.concatenate([prompts[seq] for seq in group])
             for start in range(0, len(tokens), self.n_batch):
                 part = slice(start, start + self.n_batch)
-                for seq, row in self._evaluate(tokens[part], seq_ids[part], every):
-                    logits[seq].append(row)
+                cut = {seq: tokens[part][seq_ids[part] == seq] for seq in dict.fromkeys(seq_ids[part].tolist())}
+                for seq, rows in self._call(cut.items(), slice(None if every else -1, None)):
+                    logits[seq] += [self.logits(row) for row in (rows if every else rows[-1:])]
         return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}
 
     def evaluate(self, call: Sequence[tuple[int, np.ndarray]]) -> dict[int, np.ndarray]:
         """Evaluate the next tokens of several sequences in one `llama_decode`; last logits (n_vocab,) by sequence."""
-        seq_ids = np.concatenate([np.full(len(tokens), seq, dtype=np.int32) for seq, tokens in call])
-        return dict(self._evaluate(np.concatenate([tokens for _, tokens in call]), seq_ids, every=False))
+        return {seq: self.logits(rows[-1]) for seq, rows in self._call(call, slice(-1, None))}
 
     def evaluate_at(self, tokens: np.ndarray, rows: Sequence[int]) -> np.ndarray:
         """Evaluate the next tokens (n,) of sequence 0 in one `llama_decode`; logits (n_rows, n_vocab) at `rows`."""
-        self._put(0, 0, tokens, list(rows))
-        self._run(len(tokens))
+        self._call([(0, tokens)], list(rows))
         return np.stack([self.logits(row) for row in rows])
 
     def verify(self, drafts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -165,14 +164,9 @@ class Session:
 
         Views of the engine's buffer, which the next call overwrites.
         """
-        n, rows = 0, {}
-        for seq, tokens in drafts.items():
-            self._put(n, seq, tokens, slice(None))
-            rows[seq] = slice(n, n + len(tokens))
-            n += len(tokens)
-        self._run(n)
-        logits = self.outputs(n)
-        return {seq: logits[part] for seq, part in rows.items()}
+        rows = self._call(drafts.items(), slice(None))
+        logits = self.outputs(sum(map(len, drafts.values())))
+        return {seq: logits[part.start : part.stop] for seq, part in rows}
 
     def decode(self, tokens: Mapping[int, int]) -> None:
         """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
@@ -187,17 +181,24 @@ class Session:
         A view of the engine's buffer, which the next call overwrites: row i predicts token first + 1 + i.
         """
         self.clear()
-        self._put(0, 0, tokens, slice(first, len(tokens) - 1))
-        self._run(len(tokens))
+        self._call([(0, tokens)], slice(first, len(tokens) - 1))
         return self.outputs(len(tokens) - 1 - first)
 
-    def _put(self, at: int, seq: int, tokens: np.ndarray, outputs: slice | list[int]) -> None:
-        """Place a sequence's next tokens in the batch from `at` on; `outputs`: those of them that get logits."""
-        part = slice(at, at + len(tokens))
-        self._token[part], self._seq[part], self._output[part] = tokens, seq, 0
-        self._output[part][outputs] = 1
-        self._pos[part] = self.n_past[seq] + np.arange(len(tokens))
-        self.n_past[seq] += len(tokens)
+    def _call(self, parts: Iterable[tuple[int, np.ndarray]], outputs: slice | list[int]) -> list[tuple[int, range]]:
+        """Evaluate the next tokens of sequences in one `llama_decode`; each sequence with the batch rows of its tokens.
+
+        `outputs`: which tokens of each part get logits.
+        """
+        n, rows = 0, []
+        for seq, tokens in parts:
+            at = slice(n, n := n + len(tokens))
+            self._token[at], self._seq[at], self._output[at] = tokens, seq, 0
+            self._output[at][outputs] = 1
+            self._pos[at] = self.n_past[seq] + np.arange(len(tokens))
+            self.n_past[seq] += len(tokens)
+            rows.append((seq, range(at.start, n)))
+        self._run(n)
+        return rows
 
     def outputs(self, n: int) -> np.ndarray:
         """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view that the next one overwrites."""
@@ -273,19 +274,6 @@ class Session:
         if removed:
             self.n_past[seq] = min(self.n_past[seq], position)
         return removed
-
-    def _evaluate(self, tokens: np.ndarray, seq_ids: np.ndarray, every: bool) -> list[tuple[int, np.ndarray]]:
-        n = len(tokens)
-        self._token[:n], self._seq[:n], self._output[:n] = tokens, seq_ids, every
-        ends = []
-        for seq in dict.fromkeys(seq_ids.tolist()):
-            rows = np.flatnonzero(seq_ids == seq)
-            self._pos[rows] = self.n_past[seq] + np.arange(len(rows))
-            self.n_past[seq] += len(rows)
-            ends.append((seq, rows))
-        self._output[[rows[-1] for _, rows in ends]] = 1
-        self._run(n)
-        return [(seq, self.logits(row)) for seq, rows in ends for row in (rows if every else rows[-1:])]
 
     def _run(self, n_tokens: int) -> None:
         self._batch.n_tokens = n_tokens
