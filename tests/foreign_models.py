@@ -7,8 +7,6 @@ from gguf import GGUFWriter
 
 HIDDEN, FFN, HEADS, KV_HEADS, VOCAB, LAYERS = 64, 128, 4, 2, 320, 2
 HEAD = HIDDEN // HEADS
-
-
 D_INNER, D_STATE, D_CONV, DT_RANK = 2 * HIDDEN, 8, 4, 16
 
 
@@ -36,23 +34,20 @@ def write(
         writer.add_tensor(key, np.ones(n, np.float32))
 
     def attention(block: str) -> None:
-        matrix(block + "attn_q.weight", HEADS * HEAD, HIDDEN)
-        matrix(block + "attn_k.weight", KV_HEADS * HEAD, HIDDEN)
-        matrix(block + "attn_v.weight", KV_HEADS * HEAD, HIDDEN)
-        matrix(block + "attn_output.weight", HIDDEN, HEADS * HEAD)
+        for part, n in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS), ("output", HEADS)):
+            matrix(f"{block}attn_{part}.weight", n * HEAD, HIDDEN)
 
     def scan(block: str) -> None:
-        matrix(block + "ssm_in.weight", 2 * D_INNER, HIDDEN)
+        inputs = {"in": HIDDEN, "x": D_INNER, "dt": DT_RANK, "out": D_INNER}
+        outputs = {"in": 2 * D_INNER, "x": DT_RANK + 2 * D_STATE, "dt": D_INNER, "out": HIDDEN}
+        for part, n in inputs.items():
+            matrix(f"{block}ssm_{part}.weight", outputs[part], n)
         matrix(block + "ssm_conv1d.weight", D_INNER, D_CONV, kind=np.float32)
-        ones(block + "ssm_conv1d.bias", D_INNER)
-        matrix(block + "ssm_x.weight", DT_RANK + 2 * D_STATE, D_INNER)
-        for part, n in (("dt", DT_RANK), ("b", D_STATE), ("c", D_STATE)):
-            ones(f"{block}ssm_{part}_norm.weight", n)
-        matrix(block + "ssm_dt.weight", D_INNER, DT_RANK)
-        ones(block + "ssm_dt.bias", D_INNER)
+        units = {"conv1d.bias": D_INNER, "dt.bias": D_INNER, "d": D_INNER}
+        units |= {"dt_norm.weight": DT_RANK, "b_norm.weight": D_STATE, "c_norm.weight": D_STATE}
+        for part, n in units.items():
+            ones(f"{block}ssm_{part}", n)
         writer.add_tensor(block + "ssm_a", -np.ones((D_INNER, D_STATE), np.float32))
-        ones(block + "ssm_d", D_INNER)
-        matrix(block + "ssm_out.weight", HIDDEN, D_INNER)
 
     matrix("token_embd.weight", VOCAB, HIDDEN)
     for layer in range(layers):

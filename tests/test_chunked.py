@@ -6,8 +6,6 @@ from conftest import ATTENTION, HYBRID
 
 from llama_meter import cells
 from llama_meter.cells import Arrival
-from llama_meter.errors import StudyError
-from llama_meter.measure.request import sweep
 from plamo_study.studies.latency import metrics, plan
 
 DECODING, STEPS, PROMPT = 3, 2, 96
@@ -49,20 +47,6 @@ def test_everyone_gets_their_own_answer_and_only_attention_with_one_buffer_forms
     first = [size for size, call in pairs if call == STEPS]
     assert len(first) == formed
     assert sum(first) == (DECODING + 32 if formed else 0)
-
-
-def test_what_a_user_asks_is_planned_with_the_parts_of_every_call():
-    planned = plan.chunked("mini", sweep=sweep(n_prompt="96,40", n_chunk="40,64", n_seq="2", flash_attn="off"))
-    arrivals = [cell for cell in planned.cells if isinstance(cell, Arrival)]
-    assert {(cell.n_arriving, cell.flash_attn) for cell in arrivals} == {(96, "off"), (40, "off")}
-    beside = {(cell.n_arriving, cell.way, cell.n_chunk) for cell in arrivals if cell.n_seq == 2}
-    cut = {(96, way, n) for way in ("apart", "together") for n in (40, 64)}
-    assert beside == {(96, "whole", 0), (40, "whole", 0), (40, "together", 40), *cut}
-    assert {cell.n_chunk for cell in arrivals if not cell.n_seq and cell.n_arriving == 96} == {40, 64, 39, 63}
-    required = planned.cells[: planned.needed]
-    assert {(cell.way, cell.n_chunk) for cell in required if cell.n_seq} == {("whole", 0), ("apart", 64)}
-    with pytest.raises(StudyError, match="n_chunk 128"):
-        plan.chunked("mini", sweep=sweep(n_prompt="96", n_chunk="128"))
 
 
 def made_up(cell):

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from llama_meter import journal
-from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW, columns
+from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW
 from llama_meter.engine import library, states
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
@@ -53,17 +52,9 @@ def test_a_filled_memory_goes_on_by_steps_as_in_one_call_and_is_as_large_as_arit
 def test_depths_types_and_settings_reach_every_cell_and_what_no_file_holds_is_refused(monkeypatch):
     monkeypatch.setattr(given, "FILES", {})
     varied = sweep(files=str(mini_file()), n_depth="600,0,4096", type_k="q8_0", n_threads="1")
-    (file,) = varied.files
     cells = [cell for cell in context.context("shape", sweep=varied).cells if cell.files]
-    assert {(cell.files, cell.type_k, cell.n_threads) for cell in cells} == {((file,), "q8_0", 1)}
-    ladder, *walks = cells
-    assert work.depths(ladder) == (0, 600, 4096)
-    assert [walk.ladder for walk in walks] == [WALK]
-    kinds = context.memory("shape", sweep=varied).cells
-    assert {cell.n_ctx for cell in kinds} == {4096}
-    assert law.kind_of(pd.DataFrame(map(columns, kinds))).tolist() == ["off/f16/f16", "on/f16/f16", "on/q8_0/f16"]
-    assert {gate.files for gate in context.naive("mini", sweep=varied).gates} == {(file,)}
-    assert work.depths(context.context("shape", sweep=sweep(n_depth="512")).cells[0]) == (0, 512)
+    assert {(cell.files, cell.type_k, cell.n_threads) for cell in cells} == {(varied.files, "q8_0", 1)}
+    assert work.depths(cells[0]) == (0, 600, 4096)
     for depths, why in (("0", "start of every ladder"), ("9999", "more than the context")):
         with pytest.raises(StudyError, match=why):
             context.context("mini", sweep=sweep(files=str(mini_file()), n_depth=depths))
@@ -105,14 +96,6 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"
     (loop,) = rows[rows["workload"] == "naive"].itertuples()
     assert (loop.n_evaluated, [len(taken) for taken in loop.samples_ns]) == (sum(range(16, 24)) + 23, [8, 8])
-
-
-def test_a_drift_candidate_is_its_reference_when_nothing_differs():
-    cell = plan.change(context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
-    found = work.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
-    assert found.valid
-    assert found.checks["second_path_error"] < 0.01
-    assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
 
 
 @pytest.mark.long

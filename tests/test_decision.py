@@ -126,7 +126,6 @@ def test_a_window_and_the_types_of_a_cache_bound_what_a_slot_takes():
     ("prompt", "known", "room", "fits"),
     [
         (761, 8192, 2048, True),
-        (959, 1280, 1280, True),
         (760, 1000, 1000, False),
     ],
 )
@@ -135,18 +134,6 @@ def test_a_slot_has_room_for_a_template_within_what_the_model_knows(prompt, know
     plan = decided(frame({"q4": (0.01, 0.05)}), request=Request(prompt, 200), facts=facts)
     assert f"-c {room} " in plan.run
     assert ("does not fit" in plan.context) == (not fits)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "layers", "said"),
-    [
-        (False, 0, ""),
-        (True, 0, " -ngl 0"),
-        (True, -1, " -ngl 99"),
-    ],
-)
-def test_layers_are_those_of_the_rows_that_the_advice_rests_on(gpu, layers, said):
-    assert decided(frame({"q4": (0.01, 0.05)}), gpu=gpu, n_gpu_layers=layers).run.endswith(f"-t 2{said}")
 
 
 def test_a_smaller_file_is_advised_only_where_none_was_shown_not_to_help():

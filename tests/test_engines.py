@@ -19,47 +19,13 @@ from test_runner import small_plan
 from typer.testing import CliRunner
 
 from llama_meter import journal, paths
-from llama_meter.engine import builds as engines, library
+from llama_meter.engine import builds as engines
 from llama_meter.engine.bindings import NOTE, described
 from llama_meter.errors import StudyError
 from llama_meter.limits import DEFECTS
 from llama_meter.measure import runner
 from plamo_study.cli import main as cli
 from plamo_study.read import frame
-
-CBLAS = """
-#include <cstdint>
-#include <memory>
-enum CBLAS_ORDER { CblasRowMajor }; enum CBLAS_TRANSPOSE { CblasNoTrans, CblasTrans };
-static void cblas_sgemm(CBLAS_ORDER, CBLAS_TRANSPOSE, CBLAS_TRANSPOSE, int m, int n, int k, float, const float * a, int,
-                        const float * b, int, float, float * c, int) {
-    for (int i = 0; i < m; i++) for (int j = 0; j < n; j++) {
-        float sum = 0; for (int l = 0; l < k; l++) sum += a[i * k + l] * b[j * k + l];
-        c[i * n + j] = sum;
-    }
-}
-"""
-BESIDE_BLAS = """
-import sys
-from llama_meter.engine import ggml, kernels
-def taken(dtype, columns, packed=True):
-    return kernels.matmul_times(dtype, (256, 256, columns), 2, False, 1, packed)[1]
-before = {dtype: taken(dtype, 64) for dtype in ggml.TYPES}
-ggml.ggml("ggml").ggml_backend_load(sys.argv[1].encode())
-for dtype, kernel in before.items():
-    assert taken(dtype, 64) == ("packed" if kernel == "packed" else "blas"), dtype
-    assert taken(dtype, 64, packed=False) == "blas", dtype
-    assert taken(dtype, 4) == kernel, dtype
-"""
-HELLO = """\
---- a/src/hello.cpp
-+++ b/src/hello.cpp
-@@ -1,3 +1,3 @@
- int one;
--int two;
-+int three;
- int four;
-"""
 
 
 @pytest.fixture
@@ -79,33 +45,6 @@ def sources(tmp_path_factory):
         return engines.sources(tmp_path_factory.mktemp("sdist"))
     except StudyError as error:
         pytest.skip(f"pip cannot fetch the sdist here: {error.why}")
-
-
-def test_graph_splits_are_read_from_the_line_that_the_sources_print(sources, monkeypatch):
-    text = (sources / "src" / "llama-context.cpp").read_text()
-    line = "%s: graph%s: nodes = %s, splits = %s, input objects = %s, input tensors = %s"
-    sizes, two = " (pp bs=%d, tg bs=%d)", "%d / %d"
-    assert all(f'"{said}' in text for said in (line, sizes, two))
-    alike = line % ("sched_reserve", "", "900", "1", "5", "6")
-    apart = line % ("sched_reserve", sizes % (512, 4), two % (900, 901), two % (66, 34), "5", "6")
-    found = [library.GRAPH.search(said.encode()).groups() for said in (alike, apart)]
-    assert found == [(b"1", None), (b"66", b"34")]
-    for contexts, most in (([], None), ([(1, 1)], (1, 1)), ([(66, 34), (2, 40)], (66, 40))):
-        monkeypatch.setattr(library, "_splits", contexts)
-        assert library.splits() == most
-
-
-def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repository(tmp_path):
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    file, patch = tmp_path / "tree" / "src" / "hello.cpp", tmp_path / "hello.patch"
-    file.parent.mkdir(parents=True)
-    file.write_text("int one;\nint two;\nint four;\n")
-    patch.write_text(HELLO)
-    engines.apply(patch, tmp_path / "tree")
-    assert file.read_text() == "int one;\nint three;\nint four;\n"
-    with pytest.raises(StudyError, match=r"(?s)hello\.patch: failed.*src/hello\.cpp: patch does not apply"):
-        engines.apply(patch, tmp_path / "tree")
-    assert file.read_text() == "int one;\nint three;\nint four;\n"
 
 
 @pytest.mark.whole
@@ -145,10 +84,6 @@ def test_what_a_build_misses_is_named_and_leaves_nothing_behind(nothing_here, tm
     with pytest.raises(StudyError, match="DO NOT MATCH THE HASHES"):
         engines.build("corrected")
     assert not list((nothing_here / "engines").glob("corrected*"))
-    with pytest.raises(StudyError, match="nonesuch: not found"):
-        engines._run(["nonesuch"], "the compiler", tmp_path)
-    with pytest.raises(StudyError, match="the compiler: failed: error: no such header"):
-        engines._run(["sh", "-c", "echo fine; echo error: no such header; exit 1"], "the compiler", tmp_path)
 
 
 def test_a_name_stands_for_a_build_that_is_here_and_made_from_these_patches(nothing_here, monkeypatch):
@@ -197,47 +132,7 @@ def test_a_release_is_loaded_with_its_own_bindings(nothing_here, monkeypatch):
     assert done.stdout.strip() == f"llama-cpp-python 0.3.20 {made / 'llama_cpp' / 'llama_cpp.py'} {made}"
 
 
-def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
-    with pytest.raises(StudyError, match="neither a known build nor a folder"):
-        cli._values(None, None, False, str(tmp_path))
-    (tmp_path / "libllama.so").write_text("a library")
-    cli._values(None, None, False, str(tmp_path))
-    assert os.environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path.resolve())
-    (tmp_path / NOTE).write_text("description = ")
-    with pytest.raises(StudyError, match=rf"{NOTE}: is no TOML"):
-        cli._values(None, None, False, str(tmp_path))
-
-
-def test_codes_of_recorded_engines_are_shown_by_name():
-    assert frame.build_name({}) == "stock"
-    assert frame.build_name({"corrects": ["D2", "D3"]}) == "corrected"
-    assert frame.build_name({"corrects": ["D4"]}) == "split projections"
-
-
-@pytest.mark.long
-def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sources, tmp_path):
-    """As on every Mac, where BLAS stands beside the CPU's own kernels; here on a BLAS of ten lines."""
-    (tmp_path / "cblas.h").write_text(CBLAS)
-    library, ggml = tmp_path / "libggml-blas.so", sources / "ggml"
-    includes = [f"-I{each}" for each in (tmp_path, ggml / "include", ggml / "src")]
-    command = [engines.compiler(), "-std=c++17", "-O0", "-shared", "-fPIC", "-DGGML_BACKEND_DL", *includes]
-    command += [str(ggml / "src" / "ggml-blas" / "ggml-blas.cpp"), "-o", str(library)]
-    command += [str(engines.installed_libraries() / f"libggml-base{engines.SUFFIX}")]
-    subprocess.run(command, check=True)
-    subprocess.run([sys.executable, "-c", BESIDE_BLAS, str(library)], check=True, timeout=60)
-
-
 # ---------------------------------------------------------------- builds beside one another
-
-
-def test_bindings_of_a_release_on_the_path_are_not_taken_for_the_installed_engine(tmp_path, monkeypatch):
-    before = engines.installed_libraries()
-    (tmp_path / "llama_cpp").mkdir()
-    (tmp_path / "llama_cpp" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert engines.installed_libraries() == before
-    assert any(before.glob("libllama.*"))
 
 
 @pytest.mark.long
@@ -262,26 +157,6 @@ def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
     with pytest.raises(StudyError, match="does not load"):
         runner.sweep(small_plan(), tmp_path / "none.jsonl", beside=[tmp_path / "none"])
     assert not [record for record in journal.read(tmp_path / "none.jsonl") if getattr(record, "status", "")]
-
-
-@pytest.mark.long
-def test_shared_and_packed_prompts_are_timed_and_packed_ones_found_wrong_on_the_hybrid_alone(tmp_path):
-    cells = tuple(
-        mini("decode", model, policy=policy, depth=32, n_gen=6, n_seq=n)
-        for model in (HYBRID, ATTENTION)
-        for policy, n in (("shared", 1), ("shared", 5), ("packed", 3), ("per_sequence", 3))
-    )
-    rows = runner.sweep(small_plan(cells, blocks=1), tmp_path / "j.jsonl").rows
-    found = {row.cell: row for row in rows if row.cell in cells}
-    assert len(found) == len(cells)
-    for cell, row in found.items():
-        assert row.valid == ((cell.model, cell.policy) != (HYBRID, "packed"))
-        if cell.policy == "shared":
-            assert row.n_evaluated == 6 * cell.n_seq
-            assert len(row.samples_ns[0]) == 6
-            assert not row.prefill_ns
-        else:
-            assert row.prefill_ns[0] > 0
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from llama_meter.engine.states import CACHE, CONVOLUTION, PARTS, RECURRENT, part
 from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing
 from llama_meter.measure.request import sweep
-from llama_meter.models import recipes, registry
+from llama_meter.models import given, recipes, registry
 from plamo_study.arithmetic import roofline
 from plamo_study.studies.quantization import work as quality
 from plamo_study.studies.two_files import law, plan as plan, work as handover
@@ -165,7 +165,8 @@ def test_a_writer_that_got_a_damaged_state_is_seen(monkeypatch, folder):
     assert not found.valid
 
 
-def test_two_files_of_one_model_are_paired_as_they_are_given_and_others_refused(folder):
+def test_two_files_of_one_model_are_paired_as_they_are_given_and_others_refused(folder, monkeypatch):
+    monkeypatch.setattr(given, "FILES", {})  # another test may have named the same model otherwise
     paths = [folder / f"{HYBRID}.mini.{dtype}.gguf" for dtype in ("F16", "Q4_K_M")]
     asked = sweep(files=[*map(str, paths)], n_prompt="48", n_gen="16")
     (cell,) = plan.pairs("shape", sweep=asked).cells
@@ -181,14 +182,3 @@ def test_two_files_of_one_model_are_paired_as_they_are_given_and_others_refused(
                 study("mini", sweep=sweep(files=[*map(str, files)]))
     with pytest.raises(StudyError, match="--scale mini"):
         plan.pairs("shape")
-
-
-def test_lengths_and_types_that_are_asked_for_are_those_that_are_planned():
-    cells = plan.pairs("mini", sweep=sweep(dtypes="Q8_0", n_prompt="32,64", n_gen="16")).cells
-    assert {(cell.model, cell.candidates, cell.n_ctx, cell.n_gen) for cell in cells} == {
-        (model, ("Q8_0",), n, 16) for model in (HYBRID, ATTENTION) for n in (32, 64)
-    }
-    shapes = {
-        (cell.n_prompt, cell.n_gen) for cell in plan.requests("shape", sweep=sweep(n_prompt="32", n_gen="8")).cells
-    }
-    assert shapes == {(32, 8), (plan.READ_EACH, plan.WRITTEN_EACH)}

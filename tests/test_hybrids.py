@@ -54,15 +54,6 @@ def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fau
             assert sorted(numbers) == sorted(question.numbers)
 
 
-def test_another_backend_is_asked_everything_with_its_middle_number_plainly_and_with_a_fault():
-    usual, cells = plan.hybrids("mini").cells, plan.elsewhere("mini", gpu=True).cells
-    middle = {(cell.model, cell.question, cell.number) for cell in usual if cell.planted}
-    for planted in (False, True):
-        assert {(c.model, c.question, c.number) for c in cells if c.planted == planted} == middle
-    assert {(cell.n_gpu_layers, cell.dtype, cell.form, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
-    assert {cell.longer for cell in plan.elsewhere("mini").cells} == {plan.LONGER}
-
-
 @pytest.fixture(scope="module")
 def generator():
     try:
@@ -83,18 +74,6 @@ def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, 
     assert len(outcome.measured.file_sha256) == 64
 
 
-def test_a_plain_file_keeps_its_layers_and_lacks_what_came_later(generator, tmp_path):
-    (tmp_path / "usual").mkdir()
-    usual = GGUFReader(architectures.write("lfm2-dense", tmp_path / "usual"))
-    plain = GGUFReader(architectures.write("lfm2-dense", tmp_path, architectures.PLAIN))
-    gone = {tensor.name for tensor in usual.tensors} - {tensor.name for tensor in plain.tensors}
-    gone = {name for name in gone if not name.endswith(architectures.FACTORS)}
-    assert gone == {"output.weight", "blk.0.attn_q.bias", "blk.0.attn_k.bias", "blk.0.attn_v.bias"}
-    assert plain.fields["tokenizer.ggml.model"].contents() == "none"
-    assert plain.fields["lfm2.block_count"].contents() == usual.fields["lfm2.block_count"].contents() == 2
-    assert not list(tmp_path.glob("*.partial"))
-
-
 def test_head_counts_by_layer_are_all_that_differs_between_two_files(tmp_path):
     usual = tmp_path / "usual.gguf"
     usual.write_bytes(mini_file(HYBRID).read_bytes())
@@ -105,14 +84,6 @@ def test_head_counts_by_layer_are_all_that_differs_between_two_files(tmp_path):
     assert fields[1][differs] == [fields[0]["plamo2.attention.head_count"] if keys else 0 for keys in of_keys]
     assert [tensor.name for tensor in one.tensors] == [tensor.name for tensor in other.tensors]
     assert all(np.array_equal(a.data, b.data) for a, b in zip(one.tensors, other.tensors, strict=True))
-
-
-def test_a_file_whose_state_comes_first_has_one_head_count_and_heads_as_wide_as_the_released_model(generator, tmp_path):
-    written = GGUFReader(architectures.write("plamo2-dense", tmp_path, architectures.STATE_FIRST))
-    own = {name.removeprefix("plamo2."): field.contents() for name, field in written.fields.items()}
-    assert own["attention.head_count_kv"] == [0, 2]
-    assert own["attention.head_count"] == 2
-    assert own["ssm.inner_size"] // own["ssm.time_step_rank"] == own["embedding_length"] // own["attention.head_count"]
 
 
 def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):

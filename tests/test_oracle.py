@@ -6,11 +6,18 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
+from conftest import mini
+from gguf.quants import dequantize, quantize
 
+from llama_meter import journal, paths
+from llama_meter.engine import library
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
-from llama_meter.models import registry, synthetic
+from llama_meter.measure import proof, tolerance
+from llama_meter.measure.files import make_models
+from llama_meter.measure.plan import Plan
+from llama_meter.models import recipes, registry, synthetic, tensors
 from llama_meter.oracle import forward, layers, weights
 from llama_meter.oracle.compare import NOT_FINITE, agreement, relative_error
 from llama_meter.oracle.forward import Oracle
@@ -148,17 +155,6 @@ def test_a_file_laid_out_otherwise_or_read_in_blocks_has_the_same_logits(files, 
         assert relative_error(Oracle(files(arch, "Q8_0")).logits(text), expected) < 1e-5
 
 
-def header_only(path, arch, scaling="none"):
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(1)
-    writer.add_string(f"{arch}.rope.scaling.type", scaling)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    return path
-
-
 def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(files, tmp_path):
     (tmp_path / "text.gguf").write_text("not a model")
     (tmp_path / "cut.gguf").write_bytes(files("plamo2", "F16").read_bytes()[:-100_000])
@@ -166,9 +162,6 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
         tmp_path / "absent.gguf": "no such file",
         tmp_path / "text.gguf": "no GGUF file",
         tmp_path / "cut.gguf": "cut short",
-        header_only(tmp_path / "llama.gguf", "llama"): "not plamo2 or plamo3",
-        header_only(tmp_path / "yarn.gguf", "plamo3", "yarn"): "no rope scaling",
-        header_only(tmp_path / "bare.gguf", "plamo2"): "head_count is missing",
     }
     for path, reason in cases.items():
         with pytest.raises(StudyError, match=reason) as caught:
@@ -204,3 +197,80 @@ def test_agreement_takes_the_worst_position_and_the_first_choice_only_where_it_i
     assert relative_error(one_wrong, many) > 0.5
     with pytest.raises(ValueError, match="do not match"):
         relative_error(many[:2], many)
+
+
+# ------------------------------------------------------------------ types: rounded and allowed for as each backend does
+
+
+def made(dtype):
+    """The hybrid's embedded file of a type."""
+    make_models(Plan("test", "mini", (mini("decode", dtype=dtype, n_gen=2),), (), None, 1, 0, 60.0))
+    return recipes.model_path(MODELS["plamo2"], "mini", dtype)
+
+
+@pytest.mark.parametrize(("dtype", "roughest"), [("Q4_K_M", "Q4_K"), ("F16-ffn_up-Q2_K", "Q2_K")])
+def test_a_recipe_is_proved_with_the_tolerance_of_its_roughest_type(dtype, roughest):
+    assert tolerance.tolerance(mini("gate", dtype=dtype)) == tolerance.TOLERANCE[roughest]
+
+
+def test_what_a_gpu_rounds_otherwise_is_allowed_for_there_alone_and_a_fault_is_still_far_outside():
+    def part(dtype, backend):
+        return tolerance.part_tolerance(mini("gate", dtype=dtype, n_gpu_layers=-1), backend)
+
+    f16 = mini("gate", dtype="F16", n_gpu_layers=-1)
+    assert tolerance.tolerance(f16) == tolerance.OFFLOADED["F16"] < 0.4 / 2, "of the defects guarded against"
+    assert tolerance.part_tolerance(f16) == tolerance.OFFLOADED_PART["F16"] < 0.04, "of the fault that hides best"
+    assert [part(dtype, "CUDA") for dtype in ("Q4_0", "Q4_K_M")] == [*tolerance.CUDA_PART.values()]
+    assert {part("Q4_0", "Metal"), part("Q4_0", ""), part("Q8_0", "CUDA")} == {tolerance.LOOSEST_PART}
+    rows = journal.latest_rows(journal.read(paths.MEASURED / "others" / "05-quantization.shape.jsonl"))
+    gates = [row for row in rows if row.cell.workload == "gate"]
+    errors = {row.cell.dtype: row.checks["parts_error"] for row in gates if row.cell.model == MODELS["plamo3"]}
+    assert errors["Q4_0"] < tolerance.CUDA_PART["Q4_0"], "measured on an H200"
+    assert errors["Q4_K_M"] < tolerance.CUDA_PART["Q4_K"]
+
+
+def test_the_oracle_rounds_as_the_backend_that_it_judges(monkeypatch):
+    monkeypatch.setattr(library, "gpus", lambda: [{"name": "CUDA0", "chip": "Board"}])
+    assert proof.computed_on(mini("gate", n_gpu_layers=0)) == "CPU"
+    assert proof.computed_on(mini("gate", n_gpu_layers=-1)) == "CUDA"
+    x, path = np.random.default_rng(0).normal(size=(2, 256)).astype("f"), made("Q4_K_M")
+    name = next(each.name for each in tensors.tensor_table(path) if (each.dtype, each.shape[1:]) == ("Q4_K", (256,)))
+    found = {each: weights.Weights(path, each).linear(x, name) for each in ("", "CPU", "CUDA", "Metal")}
+    alone = weights.Weights(path, "CUDA", stepped_from=0)
+    q8_0 = weights.rounded(x, gguf.GGMLQuantizationType.Q8_0) @ weights.Weights(path).array(name).T
+    assert np.array_equal(alone.linear(x, name), q8_0), "blocks of 32 numbers"
+    assert np.array_equal(found["Metal"], found[""]), "inputs stay in F32"
+    assert relative_error(found["CPU"], found["CUDA"]) > 1e-3, "blocks of 256 numbers"
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "together"), [("Q4_0", lambda d: -8 * d[0], False), ("Q5_1", lambda d: d[1], True)]
+)
+def test_cuda_adds_an_offset_times_the_inputs_before_rounding_in_the_kernels_that_do(tmp_path, name, offset, together):
+    """As ggml-cuda/vecdotq.cuh and mmq.cuh do: scale times (what the bits give with rounded inputs), plus the offset
+    times the sum of a block before rounding, in F16. Tokens from the fifth on are evaluated alone."""
+    kind = gguf.GGMLQuantizationType[name]
+    stored = quantize(np.random.default_rng(0).normal(size=(256, 512)).astype("f"), kind)
+    path = tmp_path / "one.gguf"
+    writer = gguf.GGUFWriter(path, "plamo2")
+    writer.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    weight = dequantize(stored, kind)
+    x = np.random.default_rng(1).normal(size=(8, weight.shape[1])).astype(np.float32)
+    rounded = weights.rounded(x, gguf.GGMLQuantizationType.Q8_0)
+    expected = rounded @ weight.T
+    blocks = stored.reshape(len(stored), -1, gguf.GGML_QUANT_SIZES[kind][1])
+    numbers = [blocks[..., at : at + 2].copy().view(np.float16)[..., 0].astype(np.float32) for at in (0, 2)]
+    sums = [each.reshape(8, -1, 32).sum(-1) for each in (rounded, x)]
+    more = (sums[1].astype(np.float16).astype(np.float32) - sums[0]) @ offset(numbers).T
+    expected[:4] += together * more[:4]
+    expected[4:] += more[4:]
+    assert relative_error(rounded @ weight.T + more, rounded @ weight.T) > 0.003, "the ways differ"
+    found = weights.Weights(path, "CUDA", stepped_from=4)
+    assert relative_error(found.linear(x, "blk.0.ffn_up.weight"), expected) < 1e-5
+    pieces = [found.linear(x[i : i + 2], "blk.0.ffn_up.weight", np.arange(i, i + 2)) for i in range(0, 8, 2)]
+    assert relative_error(np.concatenate(pieces), expected) < 1e-5, "rows know which tokens they are"
+    assert found.depends_on_calls == (not together)

@@ -13,12 +13,12 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
-from llama_meter.measure import plan as shared, quantizing, texts
+from llama_meter.measure import quantizing, texts
 from llama_meter.measure.process import work as outcome
 from llama_meter.measure.worker import Job
-from llama_meter.models import recipes, registry
+from llama_meter.models import recipes
 from plamo_study.stats import estimates
-from plamo_study.studies.quantization import law, plan, work
+from plamo_study.studies.quantization import law, work
 
 CHUNK, CHUNKS = 64, 6
 NAN = float("nan")
@@ -172,20 +172,3 @@ def test_a_planted_loss_is_found_and_none_where_there_is_none():
     assert (pairs["p_adjusted"] < 0.05).tolist() == [True, False]
     assert pairs["share"][0].value == pytest.approx(0.5, rel=0.2)
     assert law.pairs(frame(series), []).empty
-
-
-def test_plans_hold_every_type_against_the_reference_and_leave_out_what_a_model_lacks_or_is_too_large():
-    hybrid, attention = (planned := plan.quality("mini")).cells
-    assert (hybrid.model, attention.model, planned.blocks) == (HYBRID, ATTENTION, 1)
-    assert "Q4_0-ssm_out-F16" in hybrid.candidates
-    assert "Q4_0-ssm_out-F16" not in attention.candidates
-    assert "F16" not in hybrid.candidates + attention.candidates
-    assert hybrid.text_sha256 == texts.sha256(texts.read(hybrid.text))
-    with pytest.raises(StudyError, match="random weights"):
-        plan.quality("shape")
-    for scale in ("mini", "shape"):
-        names = {file for cell in plan.speed(scale).cells for file in cell.files}
-        assert (HYBRID, scale, "Q4_0-ssm_out-F16") in names
-        assert (ATTENTION, scale, "F32") not in names
-        assert not any("ssm_out" in dtype for model, _, dtype in names if model == ATTENTION)
-        assert all(registry.spec(m, s).n_params * 4 <= shared.LARGEST for m, s, dtype in names if dtype == "F32")

@@ -13,13 +13,12 @@ from llama_meter.cells import PARTS, SPLIT, Traffic
 from llama_meter.errors import StudyError
 from llama_meter.measure import runner
 from llama_meter.measure.plan import change
-from llama_meter.measure.request import sweep
 from plamo_study import measurements
 from plamo_study.cli import cluster
 from plamo_study.read import recording
 from plamo_study.studies.latency import fleets, law, loop, metrics, plan, service, work
 from plamo_study.studies.latency.loop import Load, serve
-from plamo_study.studies.latency.steps import AWAKE_S, CALL, Simulated, fit
+from plamo_study.studies.latency.steps import CALL, Simulated, fit
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
 RULES = ("shared", "one at a time", "chunked 64", "decode first 64")
@@ -33,7 +32,7 @@ def calls(table):
     return made.astype(dict.fromkeys(CALL, int))
 
 
-def machine(noise=0.0, woken=None):
+def machine(noise=0.0):
     """A step model fitted on calls of a made-up machine: 2 ms and 0.2 ms a sequence, a prompt token 0.1 ms."""
     steps = [
         (n, n * held, 0, 0, 2e-3 + 2e-4 * n + 1e-8 * n * held)
@@ -46,7 +45,7 @@ def machine(noise=0.0, woken=None):
     ]
     table = calls(steps + chunks * 2)
     table["seconds"] *= np.exp(noise * np.random.default_rng(3).standard_normal(len(table)))
-    return fit(table, woken=woken)
+    return fit(table)
 
 
 def traffic(n=400, rate=20.0):
@@ -119,25 +118,6 @@ def test_a_fit_gives_back_what_the_calls_were_made_of():
     steps = [(n, n * held, 0, 0, 1e-3 * (1 + (n > 8))) for n in range(1, 13) for held in (100, 200, 300)]
     switch = fit(calls(steps + [(0, 0, 16, 0, 1e-3)] * 3))
     assert switch.seconds(9, 900, 0, 0) == pytest.approx(2 * switch.seconds(8, 800, 0, 0))
-    replay = machine(0.1).untuned()
-    token = replay.seconds(0, 0, 512, 4096) / 512
-    assert [replay.seconds(0, 0, n, 64) / n for n in (1, 64, 511)] == pytest.approx([token] * 3)
-    assert len({replay.seconds(n, n * held, 0, 0) for n in (1, 8, 17) for held in (1, 4096)}) == 1
-
-
-def test_only_the_first_call_after_idleness_takes_what_waking_took():
-    """Prompts of 16 tokens took 10 ms more behind idleness; before the third request there is just too little of it."""
-    model = machine(woken=calls([(0, 0, 16, 0, 1e-3 + 16e-4 + 10e-3)] * 4))
-    assert model.waking == pytest.approx(10e-3, rel=1e-3)
-    plain = serve(Load([0.0, 1.0], [16, 16], [4, 4]), "shared", Simulated(machine()), 8)
-    done = 1.0 + 10e-3 + plain.finish[0]
-    late, asleep = (
-        serve(Load([0.0, 1.0, done + idle * AWAKE_S], [16] * 3, [4] * 3), "shared", Simulated(model), 8)
-        for idle in (0.9, 1.1)
-    )
-    assert late.ttft - plain.ttft[0] == pytest.approx([0.0, 10e-3, 0.0], abs=1e-5)
-    assert asleep.ttft[2] == pytest.approx(late.ttft[1])
-    assert late.tpot == pytest.approx(np.full(3, plain.tpot[0]))
 
 
 def test_many_calls_at_once_take_what_each_takes_alone_and_what_was_not_measured_is_refused():
@@ -230,16 +210,6 @@ def test_parts_hold_every_kind_of_call_that_traffic_makes():
     assert np.isfinite(serve(loop.drawn(asking), "chunked 64", Simulated(fitted), asking.n_seq).finish).all()
 
 
-def test_a_file_is_asked_for_as_many_requests_as_its_size_suggests():
-    asked_for = sweep(files=str(mini_file()), n_threads=1)
-    made = plan.scheduling("shape", sweep=asked_for)
-    loads = [cell for cell in made.cells if cell.rule != PARTS]
-    assert {cell.files[0] for cell in made.cells} == set(asked_for.files)
-    size, usual = mini_file().stat().st_size, plan.LOADS["shape"]
-    assert sorted({cell.per_second for cell in loads}) == pytest.approx([n * plan.SIZE / size for n in usual], rel=0.05)
-    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}, "what a short run begins with"
-
-
 # ------------------------------------------------------------------ predictions
 
 
@@ -282,18 +252,6 @@ def test_no_way_knows_the_load_that_it_predicts(seen, monkeypatch):
     assert after["ratio"][0].value < before["ratio"][0].value / 5
 
 
-def test_a_replay_is_tuned_to_the_constants_with_which_the_other_loads_were_served(seen):
-    ((_, own),) = law.fitted(seen).items()
-    plain = own.untuned()
-    served = replace(plain, base=tuple(1.2 * s for s in plain.base), step=tuple(0.7 * s for s in plain.step))
-    used = seen.traffic[seen.traffic["per_second"].isin(seen.loads)].drop_duplicates(law.LOADED)
-    rows = {(row.model, row.per_second, row.rule): row for row in used.itertuples()}
-    index = pd.MultiIndex.from_tuples(rows, names=law.LOADED)
-    known = pd.DataFrame([law.simulated(row, served) for row in rows.values()], index=index)
-    found = law.tuned(plain, known, rows)
-    assert (*found.base, *found.step) == pytest.approx((*served.base, *served.step))
-
-
 # ------------------------------------------------------------------ fleets
 
 
@@ -321,13 +279,3 @@ def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
     found = [machines for machines, well in fleets.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
     assert 1.7 <= min(found) < 1.7 * fleets.MOST ** (1 / 2**fleets.HALVINGS)
     assert [*fleets.fewest(lambda n: 0.5)] == [(fleets.MOST, 0.5)], "not even the most is enough"
-
-
-def test_a_sample_of_machines_says_what_all_of_them_do(seen, monkeypatch):
-    ((_, model),) = law.fitted(seen).items()
-    cell, typical = fleet(n_machines=160, n_requests=60), law.load_of(next(seen.traffic.itertuples()))
-    sampled = fleets.Days(cell, model, typical, 0).well(1.2)
-    monkeypatch.setattr(fleets, "SAMPLE", 160)
-    every = fleets.Days(cell, model, typical, 0).well(1.2)
-    error = (every * (1 - every) / (40 * 60)) ** 0.5 + 1 / (40 * 60)
-    assert abs(sampled - every) < 6 * error

@@ -8,8 +8,8 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from gguf import GGUFWriter
 
-from llama_meter.engine import bindings, library, session as session_module
-from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params, set_field
+from llama_meter.engine import library
+from llama_meter.engine.session import EngineError, Session, SessionConfig, model_params
 from llama_meter.oracle.compare import relative_error
 
 PROMPTS = {seq: np.random.default_rng(seq).integers(5, 512, 24) for seq in range(4)}
@@ -75,25 +75,6 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
         Session(path, SessionConfig(16))
 
 
-def test_a_release_without_extended_state_functions_moves_whole_states_and_refuses_parts(monkeypatch):
-    class Older:
-        def __getattr__(self, name):
-            if name.startswith("llama_state_seq_") and name.endswith("_ext"):
-                raise AttributeError(name)
-            return getattr(bindings.llama, name)
-
-    with Session(mini_file(HYBRID), SessionConfig(64, n_seq_max=2)) as session:
-        session.prefill({0: np.arange(5, 25, dtype=np.int32)})
-        state = session.get_state(0)
-        monkeypatch.setattr(session_module, "llama", Older())
-        assert session.get_state(0) == state
-        session.set_state(1, state, 20)
-        session.decode({0: 7, 1: 7})
-        assert np.array_equal(session.logits(0), session.logits(1))
-        with pytest.raises(EngineError, match="keeps no part of a state apart"):
-            session.read_state(0, part="fixed")
-
-
 def test_a_call_that_a_gpu_did_not_complete_is_no_result(monkeypatch):
     """Metal: `llama_decode` returns 0, and its driver's words stand in the log alone."""
     monkeypatch.setattr(library, "gpu_failures", [])
@@ -132,16 +113,3 @@ def test_memory_is_the_sum_of_a_context_s_caches_and_the_most_of_several_context
     first = told[: len(told) // 2]
     assert sum(kind == "KV" for kind, _ in first) == 2
     assert library.buffer_bytes() == pytest.approx(2**20 * sum(mib for _, mib in first), rel=0.02)
-
-
-class Older(ctypes.Structure):
-    _fields_ = (("n_ctx", ctypes.c_uint32),)
-
-
-def test_a_setting_that_a_release_lacks_is_refused_unless_it_does_so_anyway():
-    params = Older()
-    set_field(params, "n_ctx", 64)
-    set_field(params, "n_rs_seq", 0)
-    assert params.n_ctx == 64
-    with pytest.raises(EngineError, match="n_rs_seq"):
-        set_field(params, "n_rs_seq", 4)

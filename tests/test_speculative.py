@@ -10,11 +10,8 @@ from scipy import special
 
 from llama_meter import cells
 from llama_meter.cells import TERMS, Speculate
-from llama_meter.engine import builds
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.measure import tolerance
-from llama_meter.measure.process import work
-from llama_meter.measure.worker import Job
 from llama_meter.models import synthetic
 from plamo_study.studies.speculative import law as drafting, plan as plan, speculation, work as speculative
 
@@ -96,16 +93,6 @@ def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
     assert np.std(means) < 0.5 * drawn.std() / 16**0.5  # of one answer, than of independent draws
     even = speculation.evenly(K, rng)
     assert np.bincount([next(even) for _ in range(50)]).tolist() == [10] * (K + 1)
-
-
-@pytest.mark.skipif(not (builds.folder("rollback") / "engine.toml").exists(), reason="engine build rollback")
-@pytest.mark.parametrize("fields", [{"n_draft": 8, "n_gen": 48}, {"n_seq": 4}])
-def test_a_build_that_keeps_states_takes_back_what_it_drafted_and_says_so(fields):
-    job = Job(cell=speculate(**fields), path=str(mini_file(HYBRID)))
-    measured = work(job, 100.0, str(builds.folder("rollback")), workload=speculative.__name__).measured
-    assert measured.valid
-    assert measured.checks["removes"]
-    assert not sum(measured.series["replay"])
 
 
 # Made-up rows: plain decode takes a second a token, a verification two, a save a quarter, a way back one.

@@ -6,7 +6,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.engine.timeline import Node, Operand, Recorder, request
+from llama_meter.engine.timeline import Recorder, request
 from llama_meter.measure import files
 from llama_meter.models import tensors
 from plamo_study.arithmetic import roofline
@@ -117,9 +117,3 @@ def test_products_are_classed_and_counted_as_the_roofline_counts_them(timeline, 
     of_prefill = sum(map(flops, of(nodes(timeline, "PREFILL"), *operators.PRODUCTS)))
     ffn = sum(t["n_elements"] // t["count"] for kind, t in fact["tensors"].items() if kind in ("ffn_up", "ffn_down"))
     assert of_prefill == 2 * weights * PROMPT + 2 * head - 2 * ffn * (PROMPT - 1), "the last of one token only"
-
-
-def test_what_is_not_recognised_is_other():
-    tensor, unknown = Operand("x", "f32", (4, 1, 1, 1), 16), Operand("blk.0.ffn_gate.weight", "f32", (4, 4, 1, 1), 64)
-    assert operators.operator_class(Node(tensor, "FROBNICATE", (tensor,))) == "other"
-    assert operators.operator_class(Node(tensor, "MUL_MAT", (unknown, tensor))) == "other"
