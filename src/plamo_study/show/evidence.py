@@ -1,6 +1,7 @@
 """The evidence before a study's numbers: where rows come from, which models, and whether they were correct."""
 
 import re
+import tomllib
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
+from llama_meter import paths
 from llama_meter.cells import AnyCell, OnModel
 from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
 from llama_meter.models.registry import GIVEN
@@ -297,3 +299,10 @@ def guessed(guess: float, measured: pd.DataFrame) -> Markdown:
         f"The guess: a factor of **{guess:g}** (`-p guess` makes it yours). Measured: **{ratio:.1f}**. "
         f"Off by a factor of {off:.1f}."
     )
+
+
+def published(name: str) -> Markdown:
+    """The publisher of figures of others, their machine, build and weights, and notes for their reading."""
+    entry = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))[name]
+    head = f"Source: *{entry['title']}*, {entry['subject']}; {entry['machine']}; {entry['engine']}; {entry['weights']}."
+    return Markdown("\n".join([head, "", *(f"- {note}" for note in entry["notes"])]))
