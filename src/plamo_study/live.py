@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -81,7 +80,7 @@ class Line:
             self.handle = display(Markdown(text), display_id=True)
 
     def fail(self, text: str, name: str) -> None:
-        """Show an error of this cell, of a `name` in `run.runs.GOES_ON`: papermill goes on, and exits with 1 for it."""
+        """Show an error of this cell, of a `name` in `runs.GOES_ON`: papermill goes on, and exits with 1 for it."""
         if self.kernel:
             error = {"ename": name, "evalue": text, "traceback": [text]}
             self.kernel.send_response(self.kernel.iopub_socket, "error", error)
@@ -107,7 +106,8 @@ def collect(study: str, request: Request) -> Recording:
     if whole and 0 < share < WHOLE:
         why = f"it must be measured whole, and {request.minutes:g} minutes are too few for the whole page"
     else:
-        summary = measure(planned, path, line, request.sweep, minutes=share)
+        sweep = request.sweep if registry.varies(study) else NOTHING
+        summary = measure(planned, path, line, sweep, minutes=share)
         why = "" if says_something(planned, summary) and not (whole and summary.lacking) else lacking(summary)
     if not why:
         of = of_rows(summary.rows, journal.read(path), study, "live", planned.scale)
@@ -345,5 +345,6 @@ def _goes_on(planned: Plan, sweep: Sweep) -> str:
     """The command that measures what a plan lacks; files by their names, as pages are published."""
     chosen = [f"--file {shlex.quote(given.FILES[file].path.name)}" for file in sweep.files]
     chosen = chosen or [f"--scale {planned.scale}"]
-    values: Sequence[str] = [f"-p {name} {text}" for name, text in sweep.texts().items()]
+    values = [f"-p {name} {text}" for name, text in sweep.texts().items() if name != "draft_file"]
+    values += [f"-p draft_file {shlex.quote(given.FILES[file].path.name)}" for file in sweep.draft_file]
     return f"`{' '.join(['plamo-study measure', planned.study, *chosen, *values])}` goes on, for as long as it takes"

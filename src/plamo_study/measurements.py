@@ -150,7 +150,7 @@ def _tidy(part: Recording) -> pd.DataFrame:
 
 @cache
 def recording(study: str, request: Request = RECORDED) -> Recording:
-    """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
+    """The rows of a study and the facts they refer to, read once per notebook: what a chapter's own functions take."""
     return parts((study,), request)[0]
 
 

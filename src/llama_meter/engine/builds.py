@@ -223,9 +223,10 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
                 compile_target(target, source, partial / "build", on_step, options=wanted.get("options", ()))
                 assemble(wanted.get("libraries", [target]), partial / "build" / "bin", made)
         note = _note(wanted)
-        patches = note.pop("patches", {})
+        patches = note.pop("patches", None)
         lines = [f"{key} = {json.dumps(value)}" for key, value in note.items()]  # such JSON is also TOML
-        lines += ["", "[patches]", *(f"{patch} = {json.dumps(digest)}" for patch, digest in patches.items())]
+        if patches is not None:
+            lines += ["", "[patches]", *(f"{patch} = {json.dumps(digest)}" for patch, digest in patches.items())]
         (made / NOTE).write_text("\n".join([*lines, ""]), encoding="utf-8")
     return folder(name), True
 

@@ -20,7 +20,7 @@ REALS = ("rates", "acceptance")
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # of keys and of values
 CHOICES = {"flash_attn": ("auto", "on", "off"), "type_k": CACHE_TYPES, "type_v": CACHE_TYPES}
-SWITCH = {"1": "on", "0": "off", "true": "on", "false": "off"}  # as llama-bench and YAML write flash attention
+SWITCH = {"1": "on", "0": "off", "true": "on", "false": "off"}  # as llama-bench and papermill write flash attention
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _value(name: str, value: Any) -> Any:
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise StudyError(f"{name} {value!r}", f"is unknown; known: {', '.join(known)}", f"give one with -p {name}")
+        raise StudyError(f"{name} {value!r}", f"is unknown; known: {', '.join(known)}", "give one of these")
     return str(value)
 
 

@@ -33,7 +33,6 @@ CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measu
 STARVED_REPEATS = 2
 WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan with a time limit
 AHEAD = 4  # cells whose files are judged together
-NO_TIME = 1e-9  # minutes in which nothing starts: the rows are those of earlier calls
 START_LIMIT_S = 300.0  # of an engine that only says what it is: on a Mac the first start compiles Metal's shaders
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time

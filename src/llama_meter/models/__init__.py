@@ -1,1 +1,1 @@
-"""Any GGUF: header and shape, synthetic and embedded files, fetching, converting, checking, repairing, quantizing."""
+"""Any GGUF: header and shape, its check and repair, recipes of types, synthetic and embedded files."""

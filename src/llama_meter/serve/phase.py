@@ -22,9 +22,9 @@ FACTOR = 2  # by which a length or the load is changed
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
 LEVERS: Mapping[Phase, str] = {
     "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (chapter 7), or "
-    "prefill them elsewhere (09)",
+    "prefill them elsewhere (chapter 7)",
     "decode": "fewer bits (chapter 5), a bigger batch if the aggregate counts (03), shorter answers",
-    "queue": "more slots while a step stays cheap (chapter 3), replicas (07), or less load",
+    "queue": "more slots while a step stays cheap, or replicas (chapter 3), or less load",
     "client": "probe from a machine with idle cores",
     "cannot tell": "probe again when the server is quiet, or for lengths of which twice as much fits its context",
 }

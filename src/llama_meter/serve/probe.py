@@ -53,8 +53,9 @@ def address(url: str) -> str:
     """The server's address without a path; StudyError for anything that is not one."""
     try:
         parts = urlsplit(url)
+        client.httpx2.URL(url)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
+    except (ValueError, client.httpx2.InvalidURL):
         good = False
     if not good:
         raise StudyError(f"URL {url!r}", "is no http or https address", "name one such as http://127.0.0.1:8080")
@@ -73,6 +74,8 @@ def cost(usual: Setting) -> str:
 
 def probe(target: Target, usual: Setting, seconds: float, say: Callable[[str], None] = lambda line: None) -> Report:
     """Probe a server with its usual requests, for some seconds; StudyError where it answers nothing at all."""
+    if not (target.key.isascii() and target.key.isprintable() and target.key == target.key.strip()):
+        raise StudyError(KEY, "holds what no header can carry", f"export {KEY}=... in letters, digits and signs")
     return client.over(target, lambda web: _probe(web, target, usual, seconds, say))
 
 

@@ -32,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
 
-MINUTES, MINUTES_AT_MINI = 6.0, 5.0  # for measuring a machine's page, and all studies at mini
+MINUTES, MINUTES_AT_MINI = 5.0, 5.0  # for measuring a machine's page, and all studies at mini
 DAY_S = 86_400.0
 LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
 

@@ -52,8 +52,8 @@ def fetch(
         path = Path(hf_hub_download(repository, name, revision=revision, local_dir=folder))
     except errors.GatedRepoError as error:
         raise StudyError(repository, "is gated", "accept its licence on its page, then set HF_TOKEN") from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, ValueError, OSError) as error:
-        why = str(error).splitlines()[0]
+    except Exception as error:  # the hub's client, its transport and its store each raise their own kinds
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise StudyError(f"{repository} {name}", why, "check both names and the network") from error
     digest = tensors.read_sha256(path)
     if sha256 and digest != sha256.lower():

@@ -65,7 +65,7 @@ def plan(study: str) -> "Callable[..., Plan]":
     """
     where = STUDIES[study].where
     if where == HISTORY:
-        raise StudyError("this study", f"is history: {HISTORY} measured it", "choose another")
+        raise StudyError(f"study {study}", f"is history: {HISTORY} measured it", "choose another")
     return function(where)
 
 
