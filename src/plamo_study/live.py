@@ -106,8 +106,7 @@ def collect(study: str, request: Request) -> Recording:
     if whole and 0 < share < WHOLE:
         why = f"it must be measured whole, and {request.minutes:g} minutes are too few for the whole page"
     else:
-        sweep = request.sweep if registry.varies(study) else NOTHING
-        summary = measure(planned, path, line, sweep, minutes=share)
+        summary = measure(planned, path, line, request.sweep if registry.varies(study) else NOTHING, minutes=share)
         why = "" if says_something(planned, summary) and not (whole and summary.lacking) else lacking(summary)
     if not why:
         of = of_rows(summary.rows, journal.read(path), study, "live", planned.scale)

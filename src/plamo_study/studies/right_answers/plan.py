@@ -52,7 +52,7 @@ def packed_map(model: str) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def three_tests(test: str, model: str, n_threads: int = 1) -> Cell:
+def three_tests(test: str, model: str) -> Cell:
     """The cell that answers one of `TESTS` for an embedded model: four packed prompts, or a step of two slots.
 
     The bystander is slot 3: slots 1 and 2 step once, then 3 is asked for its next token.
@@ -67,7 +67,6 @@ def three_tests(test: str, model: str, n_threads: int = 1) -> Cell:
         dtype="F16",
         n_tokens=TEST_TOKENS + 1,
         n_seq=TEST_PROMPTS,
-        n_threads=n_threads,
         calls=calls,
         question=test,
         repetitions=2 if test == "isolation" else 1,
