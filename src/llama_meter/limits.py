@@ -8,6 +8,7 @@ FIRST_TOKEN = 5  # the lowest ordinary token id; lower ids are special tokens
 DRIFT_LIMIT = 0.10  # a block that drifts further is measured again, and is used only where no block is steadier
 RIGHT = ("valid", "consistent")  # verdicts of numbers that count: by the oracle, or by the engine against itself
 LEAST_BLOCKS = 2  # undisturbed blocks that any statement about a cell needs
+NOT_FINITE = 1e300  # an error of this size stands for logits that are no numbers
 ROUNDINGS = 3  # a replayed sequence is wrong beyond this multiple of its recording's largest rounding error
 # Limits beyond which a row is marked as disturbed, set from 48 processes at shape on two cores, engine threads spinning
 # on both. Alone, they waited for 0.010 to 0.015 of a CPU, and others took 0.004 to 0.008 of the machine; beside other

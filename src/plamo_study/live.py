@@ -23,6 +23,7 @@ from llama_meter.cells import AnyCell, Decode, Gate, OnModel, Prefill
 from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, NotJudgedError, StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
+from llama_meter.limits import NOT_FINITE
 from llama_meter.measure import files, machine, runner, watch
 from llama_meter.measure.plan import Plan, check_scale
 from llama_meter.measure.request import NOTHING, Request, Sweep
@@ -39,7 +40,6 @@ WHOLE = 2.0  # minutes of a study that is meaningless in part, below which it is
 LONG = 5.0  # minutes: of what may take longer more is said beforehand
 NAMED = 3  # cells of those that there was no time for
 EVERY_S = 0.5  # between two lines that replace one another
-NOT_FINITE = 1e300  # an error of this size stands for logits that are no numbers
 ROOM = 1 << 30  # bytes that stay free on the disk
 BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # per weight, about
 SLOWS = {  # what of a machine's state makes its times slow

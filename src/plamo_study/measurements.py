@@ -191,8 +191,7 @@ def answers(study: str, request: Request = RECORDED) -> pd.DataFrame:
     there in nats (-1: unknown). `begun`: a token came. `reached`: a server was there; `failure`: what went wrong.
     `key`: the server that was asked.
     """
-    part = recording(study, request)
-    return answers_of(part.rows)
+    return answers_of(recording(study, request).rows)
 
 
 def answers_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 from llama_meter.cells import Gate
 from llama_meter.disk import printable
 from llama_meter.errors import MORE_MEMORY, says_memory
+from llama_meter.limits import NOT_FINITE
 from llama_meter.measure import plan, runner
 from llama_meter.measure.process import Outcome, work
 from llama_meter.measure.worker import Job
@@ -18,7 +19,6 @@ from llama_meter.models.header import AGAIN
 from llama_meter.rows import Measured
 
 TIME_S, BYTES_PER_S = 60.0, 5e6  # time limit: a start, and the oracle's arithmetic on a slow core
-NOT_FINITE = 1e300  # an error of this size stands for logits that are no numbers
 OTHER = "plamo-study models list" + " names files that are known to work"
 
 

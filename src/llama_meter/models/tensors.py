@@ -98,9 +98,10 @@ def sha256(path: Path) -> str:
 
 def first_name(path: Path, now: str) -> str:
     """The name under which a file without one in its header was first given, wherever it lies; `now` for a new one."""
-    here = Known(looks(path), sha256(path))
-    first = next((known.name for known in _memory().values() if known.sha256 == here.sha256 and known.name), now)
-    _remember(path, msgspec.structs.replace(here, name=first))
+    here, memory = Known(looks(path), sha256(path)), _memory()
+    first = next((known.name for known in memory.values() if known.sha256 == here.sha256 and known.name), now)
+    if (named := msgspec.structs.replace(here, name=first)) != memory.get(str(path.resolve())):
+        _remember(path, named)
     return first
 
 

@@ -32,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
 
-MINUTES, MINUTES_AT_MINI = 5.0, 5.0  # for measuring a machine's page, and all studies at mini
+MINUTES = 5.0  # for measuring a machine's page, or all studies at mini
 DAY_S = 86_400.0
 LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
 
@@ -116,8 +116,7 @@ def study(
         typer.Option(
             min=0,
             callback=finite,
-            help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {MINUTES:g}, or with a scale "
-            f"{MINUTES_AT_MINI:g} at mini, else what the plans take",
+            help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {MINUTES:g}, with scale shape 0",
         ),
     ] = None,
     engine: Engine = None,
@@ -130,7 +129,7 @@ def study(
     if file and scale:
         raise StudyError("--file", "has the size it has", "omit --scale")
     if minutes is None:
-        minutes = MINUTES if scale is None else MINUTES_AT_MINI if scale == "mini" else 0.0
+        minutes = MINUTES if scale in (None, "mini") else 0.0
     values = _values(None, file, engine, scale=scale, minutes=minutes, device=device)
     raise typer.Exit(cli_notebooks.every_page(values) if scale else cli_notebooks.at_hand(values))
 

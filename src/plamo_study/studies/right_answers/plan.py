@@ -131,8 +131,8 @@ SLOTS = 16
 LOADS = ((2, 128), (16, 32))
 
 
-def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING, n: int = LAW_CELLS) -> Plan:
-    """`n` configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
+def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
+    """Configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
 
     Also the map of packed prompts by number and batch size, and the operator's three tests. The law depends only on
     the shape of calls, so the embedded models suffice. `sweep`: other seeds.
@@ -142,7 +142,7 @@ def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING, n: int =
     if scale != "mini":
         raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
     tests = [three_tests(test, model) for test in TESTS for model in MODELS]
-    grids = (grid(seed, n, *MODELS) for seed in sweep.seed or LAW_SEEDS)
+    grids = (grid(seed, LAW_CELLS, *MODELS) for seed in sweep.seed or LAW_SEEDS)
     drawn = [cell for of_seeds in zip(*grids, strict=True) for cell in of_seeds]
     cells = (*tests, *drawn[:NEEDED], *packed_map(MODELS[0]), *drawn[NEEDED:])
     anchor = Decode(model=MODELS[0], scale="mini", dtype="F16", depth=16, n_gen=32)
