@@ -27,7 +27,6 @@ ANSWERS = {  # a MacBook Pro on its charger
     f"notifyutil -g {machine.PRESSURE_LEVEL}": f"{machine.PRESSURE_LEVEL} 0",
     " ".join(machine.ACCELERATORS): """\
 +-o AGXAcceleratorG16X  <class AGXAcceleratorG16X, id 0x100000432, registered, matched, active, retain 90>
-      "PerformanceStatistics" = {"In use system memory (driver)"=0,"Device Utilization %"=3,"Renderer Utilization %"=2}
       "gpu-core-count" = 20""",
     "caffeinate": "",
 }

@@ -107,7 +107,6 @@ HALF, PART = SECOND // 2, SECOND // 100
         ({"power_mode": "low"}, watch.LOW_POWER),
         ({"thermal": "heavy"}, watch.HEAT),
         ({"memory_pressure": "critical"}, watch.MEMORY),
-        ({"gpu_used": 0.2}, ""),
     ],
 )
 def test_a_row_is_marked_by_the_state_before_it_as_by_the_state_after_it(change, why):
@@ -117,22 +116,12 @@ def test_a_row_is_marked_by_the_state_before_it_as_by_the_state_after_it(change,
     assert judged(mini("gate"), before=other, after=other) == ""
 
 
-def test_a_gpu_that_was_busy_before_a_row_or_swapping_beside_it_marks_it_and_its_own_use_does_not():
-    busy, swapped = State(gpu_used=0.9), lambda n: State(swapped_bytes=n)
-    assert (judged(OFFLOADED, before=busy), judged(OFFLOADED, after=busy)) == (watch.GPU, "")
-    assert (judged(TIMED, before=busy), judged(TIMED, after=busy)) == (watch.GPU, watch.GPU)
-    assert judged(TIMED, swapped(0), swapped(1 << 30)) == watch.MEMORY
-    assert judged(TIMED, swapped(1 << 30), swapped(4096 + (1 << 30))) == "", "what was swapped before is not this row's"
-    assert judged(TIMED, swapped(None), swapped(1 << 30)) == judged(TIMED, None, swapped(1 << 30)) == ""
-
-
 @pytest.mark.case(6)
 @pytest.mark.parametrize(
     ("cell", "counted", "why"),
     [
         (TIMED, {"others_ns": SECOND}, watch.OTHERS),
         (TIMED, {"waited_ns": HALF}, watch.WAITED),
-        (TIMED, {"stalled_ns": HALF}, watch.MEMORY),
         (TIMED, {"hot": 1}, watch.HEAT),
         (TIMED, {"stops": 1}, watch.STOPPED),
         (mini("gate"), {"others_ns": 2 * SECOND, "waited_ns": SECOND, "throttled_ns": SECOND}, ""),

@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from llama_meter.errors import StudyError
 
 GRACE_S = 1.0  # that a lock may outlive its run
@@ -119,11 +117,3 @@ def expanded(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise StudyError(name, f"has no home folder to begin with ({error})", "name the whole path") from error
-
-
-def parsed(data: bytes | str, kind: Any = Any) -> Any:
-    """Strict JSON, decoded; ValueError for anything else, including non-finite numbers and deep nesting."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None

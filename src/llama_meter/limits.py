@@ -23,10 +23,6 @@ THROTTLED_LIMIT = 0.05  # of a CPU: a quota held the worker's control group
 COMPUTED_LIMIT = 0.8
 STARVED_LIMIT = 0.1  # of a CPU: a worker past its time limit that waited more than this is starved, not hung
 LATE_S = 1.0  # a check on a worker that is this late: the machine slept or stalled, or the runner was stopped
-# Judgements, not validated yet: no machine that was measured here had a GPU, swapped, or waited for memory.
-GPU_LIMIT = 0.25  # share of a GPU in use just before a worker, or just after one that does not use it
-SWAPPED_LIMIT = 64 << 20  # bytes moved to swap and back while a worker ran
-STALLED_LIMIT = 0.05  # share of the timed parts in which some task waited for memory
 PRESSURES = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # OSThermalPressureLevel 0 to 4 of macOS
 LONG_NS = 500_000_000  # a timed part at least this long resolves others' CPU time, which is counted in units of 10 ms
 SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply

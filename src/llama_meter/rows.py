@@ -21,9 +21,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     power_mode: str = "unknown"  # macOS: low, automatic or high; Linux: the governor of the clock
     thermal: str = "unknown"  # macOS: nominal, moderate, heavy, trapping or sleeping
     memory_pressure: str = "unknown"  # macOS: normal, warning or critical
-    swapped_bytes: int | None = None  # moved to swap and back since the system began
-    gpu_used: float | None = None  # share of the busiest GPU in use lately, where the system says
-    gpu_mhz: float | None = None  # clock of the slowest GPU; this and the load, clock and pressure below in older rows
+    # In older rows, as the load, clock and pressures below: bytes moved to swap and back since the system began, share
+    # of the busiest GPU in use, and clock of the slowest
+    swapped_bytes: int | None = None
+    gpu_used: float | None = None
+    gpu_mhz: float | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,7 +118,6 @@ class Measured(Results, frozen=True, kw_only=True):
     """What a worker hands back."""
 
     peak_rss_bytes: int = 0
-    log: list[str] = []
     facts: dict[str, Any] = {}
     evidence: Evidence | None = None  # of the timed parts
 

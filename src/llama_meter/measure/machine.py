@@ -33,7 +33,7 @@ PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # the name under which
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
 MEMORY_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}  # DISPATCH_MEMORYPRESSURE_* of dispatch/source.h
 ANSWER_S = 5.0  # that a program of the system may take to answer
-ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")  # says how many cores a Mac's GPU has
 EFFICIENCY = "Efficiency"  # the level of a Mac's cores that get no thread; the others are Super and Performance
 GIB = 1 << 30
 UPDATED = ("os", "python", "memory_bytes")  # what of a machine's facts an update changes
@@ -198,27 +198,20 @@ def state() -> State:
     """The state of this machine now, read without root.
 
     A Mac's heat is the level that its governor acts on, OSThermalPressureLevel of libkern/OSThermalNotification.h: on
-    Apple's own chips `pmset -g therm` reports no pressure even while they are throttled. Use of its GPU is "Device
-    Utilization %" in the PerformanceStatistics of AGXAccelerator, averaged over a time that nobody documents; of
-    NVIDIA's boards NVML averages it over a second at most.
+    Apple's own chips `pmset -g therm` reports no pressure even while they are throttled.
     """
     plugged: Any = getattr(_battery(), "power_plugged", None)
     source = {True: "ac", False: "battery"}.get(plugged, "unknown")
     if not MACOS:
         governors = [_text(path).strip() for path in sorted(SYS.glob(f"{CPUS}/cpufreq/scaling_governor"))[:1]]
-        mode, swap = next(iter(governors), "") or "unknown", psutil.swap_memory()
-        return State(
-            power_source=source, power_mode=mode, swapped_bytes=swap.sin + swap.sout, gpu_used=_use_of_boards()
-        )
+        return State(power_source=source, power_mode=next(iter(governors), "") or "unknown")
     mode_of = re.search(r"^ *(?:low)?powermode +(\d)", _output("pmset", "-g"), re.MULTILINE)
     pressure = re.search(r"pressurelevel ([0-4])$", _output("notifyutil", "-g", PRESSURE_LEVEL))
-    used = [int(percent) for percent in re.findall(r'"Device Utilization %" *= *(\d+)', _output(*ACCELERATORS))]
     return State(
         power_source=source,
         power_mode=POWER_MODES.get(mode_of[1], "unknown") if mode_of else "unknown",
         thermal=PRESSURES[int(pressure[1])] if pressure else "unknown",
         memory_pressure=MEMORY_LEVELS.get(_output("sysctl", "-n", "kern.memorystatus_vm_pressure_level"), "unknown"),
-        gpu_used=max(used) / 100 if used else None,
     )
 
 
@@ -226,16 +219,6 @@ def state() -> State:
 def _battery() -> Any:
     """The battery; None without one. A container may hide where Linux tells of it."""
     return psutil.sensors_battery()
-
-
-@optional
-def _use_of_boards() -> float:
-    """Share of the busiest of NVIDIA's boards in use; None where the package, the driver or a board is missing."""
-    import pynvml  # an optional package
-
-    pynvml.nvmlInit()
-    boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-    return float(max(pynvml.nvmlDeviceGetUtilizationRates(board).gpu for board in boards) / 100)
 
 
 def sleeps_when_closed() -> bool:
@@ -280,7 +263,6 @@ def counters(children: bool = False) -> Counters:
         "waited_ns": sum(waited) if waited else None,
         "busy_ns": _busy_ns(times),
         "stolen_ns": round(times.steal * 1e9) if hasattr(times, "steal") else None,
-        "stalled_ns": _stalled_ns(),
         "hot": _hot(),
         "throttled_ns": throttled_ns(),
         "stops": 0 if children else len(_stops),
@@ -292,12 +274,6 @@ def _busy_ns(times: Any) -> int:
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
     idle += getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # guests are counted as user time too
     return round((sum(times) - idle) * 1e9)
-
-
-@optional
-def _stalled_ns() -> int:
-    """For how long some task of this machine waited for memory."""
-    return int(re.findall(r"^some .*total=(\d+)", _text(PROC / "pressure/memory"), re.MULTILINE)[0]) * 1000
 
 
 def _hot() -> int | None:

@@ -195,8 +195,7 @@ class Bench:
 
         StudyError where another file lies in a file's place by then: its gate and its facts are those of the first.
         """
-        before = watch.before_row() if task.cell.is_timed else machine.state()
-        started = self.now()
+        before, started = machine.state(), self.now()
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=monotonic() + left_s)

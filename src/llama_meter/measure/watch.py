@@ -17,15 +17,12 @@ import psutil
 from llama_meter.cells import Cell
 from llama_meter.limits import (
     COMPUTED_LIMIT,
-    GPU_LIMIT,
     LATE_S,
     LOAD_LIMIT,
     LONG_NS,
     OTHERS_LIMIT,
     PRESSURES,
-    STALLED_LIMIT,
     STARVED_LIMIT,
-    SWAPPED_LIMIT,
     THROTTLED_LIMIT,
     WAITED_LIMIT,
 )
@@ -33,7 +30,6 @@ from llama_meter.measure import machine
 from llama_meter.measure.machine import Counters, optional
 from llama_meter.rows import Conditions, Evidence, Row, State
 
-REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
 _parts: list[Evidence] = []  # of this process's one job
 
@@ -120,8 +116,7 @@ def calm() -> bool:
     before = machine.counters()
     time.sleep(0.5)
     evidence = since(before, machine.counters())
-    busy, state = _taken(evidence) > OTHERS_LIMIT * evidence.cpus, machine.state()
-    return not busy and not slowed(state) and not _gpu_is_busy(state)
+    return _taken(evidence) <= OTHERS_LIMIT * evidence.cpus and not slowed(machine.state())
 
 
 def wait_until_calm(most_s: float) -> None:
@@ -129,18 +124,6 @@ def wait_until_calm(most_s: float) -> None:
     end = time.monotonic() + most_s
     while time.monotonic() < end and not calm():
         pass
-
-
-def before_row() -> State:
-    """The machine's state just before a timed row.
-
-    What a driver says of its GPU still includes the worker that ended just now, so a busy one is looked at again, for
-    REST_S at most.
-    """
-    end = time.monotonic() + REST_S
-    while _gpu_is_busy(state := machine.state()) and time.monotonic() < end:
-        time.sleep(LOOK_S)
-    return state
 
 
 class Onlooker:
@@ -215,15 +198,9 @@ def waited(conditions: Conditions) -> float | None:
     return None if part is None or part.waited_ns is None or not part.wall_ns else part.waited_ns / part.wall_ns
 
 
-def swapped(conditions: Conditions) -> int | None:
-    """Bytes moved to swap and back while a worker ran; None where the system does not count them."""
-    first, last = (conditions.before or State()).swapped_bytes, conditions.swapped_bytes
-    return None if first is None or last is None else last - first
-
-
 STOPPED, OTHERS, WAITED, LOAD = "stopped", "others", "waited", "load"
 QUOTA, STARVED = "quota", "starved"
-BATTERY, LOW_POWER, HEAT, MEMORY, GPU = "battery", "low power", "heat", "memory", "GPU"
+BATTERY, LOW_POWER, HEAT, MEMORY = "battery", "low power", "heat", "memory"
 
 
 def disturbed(rows: Iterable[Row]) -> set[str]:
@@ -234,7 +211,7 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def causes(rows: Iterable[Row]) -> dict[str, str]:
     """The disturbed rows of one journal: their keys, with the cause of each.
 
-    A row is disturbed if other work took CPUs or the GPU or held up its worker, if it was stopped, if a CPU quota held
+    A row is disturbed if other work took CPUs or held up its worker, if it was stopped, if a CPU quota held
     it, or if the machine was slow or short of memory. STARVED: its threads computed for less time than they could have,
     and nothing that the system counts says why.
 
@@ -254,29 +231,24 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
     """The first cause that disturbed a row; "" for none."""
     if row.status == "starved":
         return QUOTA if throttled(row.conditions.whole) else WAITED
-    if not row.cell.is_timed:
+    cell, conditions = row.cell, row.conditions
+    if not cell.is_timed:
         return ""
-    conditions, on_gpu = row.conditions, getattr(row.cell, "n_gpu_layers", 0) != 0
     if conditions.whole is None:
         return LOAD if (conditions.load_1min or 0.0) > threads[row.machine] + LOAD_LIMIT else ""
     if conditions.whole.held_ns or (conditions.timed and conditions.timed.stops):
         return STOPPED
     if throttled(conditions.timed):
         return QUOTA
-    if row.cell.keeps_busy and not on_gpu and _starved(conditions.timed, row.cell.n_threads):
+    if cell.keeps_busy and not getattr(cell, "n_gpu_layers", 0) and _starved(conditions.timed, cell.n_threads):
         return STARVED
     if (others(conditions) or 0.0) > OTHERS_LIMIT:
         return OTHERS
-    if not row.cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
+    if not cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
         return WAITED
-    before, timed = conditions.before or State(), conditions.timed or Evidence()
-    if slow := slowed(before) or slowed(conditions):
+    if slow := slowed(conditions.before or State()) or slowed(conditions):
         return slow
-    if timed.hot:
-        return HEAT
-    if (swapped(conditions) or 0) > SWAPPED_LIMIT or (timed.stalled_ns or 0) > STALLED_LIMIT * timed.wall_ns:
-        return MEMORY
-    return GPU if _gpu_is_busy(before) or (not on_gpu and _gpu_is_busy(conditions)) else ""
+    return HEAT if conditions.timed and conditions.timed.hot else ""
 
 
 def throttled(part: Evidence | None) -> bool:
@@ -304,10 +276,6 @@ def slowed(state: State) -> str:
     if state.thermal in PRESSURES[1:]:
         return HEAT
     return MEMORY if state.memory_pressure in ("warning", "critical") else ""
-
-
-def _gpu_is_busy(state: State) -> bool:
-    return (state.gpu_used or 0.0) > GPU_LIMIT
 
 
 def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:

@@ -33,7 +33,6 @@ DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "low power": "the machine saved power",
     "heat": "heat slowed the machine",
     "memory": "the machine ran short of memory",
-    "GPU": "other programs used the GPU",
     "drift": "the machine changed its speed by up to {:.0%}",
 }
 AGAINST = {  # what helps, by the mark; against other programs, an idle machine
