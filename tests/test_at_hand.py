@@ -8,7 +8,7 @@ from llama_meter import journal, paths
 from llama_meter.cells import Decode, Prefill
 from llama_meter.measure import plan, runner
 from llama_meter.measure.request import sweep
-from llama_meter.models import given, registry
+from llama_meter.models import registry
 from plamo_study.read import frame
 from plamo_study.studies.your_machine.plan import first_round, your_machine
 
@@ -57,8 +57,7 @@ def test_without_its_proof_no_process_of_a_cell_is_right(swept, ended, verdict):
 def test_the_first_round_measures_cells_of_the_whole_plan_on_files_that_nothing_quantizes(
     of, gpu, tmp_path, monkeypatch
 ):
-    for module, name in ((given, "FILES"), (registry, "_given"), (registry, "_paths")):
-        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(registry, "FILES", {})
     monkeypatch.setattr(paths, "MODELS", tmp_path)
     every = sweep(files=str(foreign_models.write(tmp_path / "llama.gguf"))) if of == "file" else sweep()
     scale = "shape" if of == "file" else of

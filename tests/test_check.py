@@ -16,8 +16,8 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import checking, machine, runner
 from llama_meter.measure.checking import check
 from llama_meter.measure.process import Outcome
-from llama_meter.models import given, header, registry, synthetic, tensors
-from llama_meter.models.check import Finding, blocking, repair, ssm_out_findings
+from llama_meter.models import check as checks, header, registry, synthetic, tensors
+from llama_meter.models.check import Finding, blocking, repair, requested, ssm_out_findings
 from llama_meter.rows import Failure, Measured
 from plamo_study.cli import models
 
@@ -86,7 +86,7 @@ def test_what_is_no_whole_gguf_is_one_sentence_with_file_and_mend(name, tmp_path
     path = tmp_path / "a & [b] | 文.gguf"
     path.write_bytes(DAMAGED[name])
     with pytest.raises(StudyError, match="文"):
-        given.give([str(path)])
+        requested([str(path)])
     (found,) = check(path)
     assert (found.severity, bool(found.mend)) == ("blocking", True)
     assert found.evidence.isprintable()
@@ -96,7 +96,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     for name, why in {"no": "no such file", ".": "a folder", "pipe": "no regular", "/dev/zero": "no regular"}.items():
-        for read in (header.read, lambda path: given.give([str(path)]), check):
+        for read in (header.read, lambda path: requested([str(path)]), check):
             with pytest.raises(StudyError, match=why):
                 read(Path(name))
 
@@ -135,8 +135,8 @@ def test_mutated_headers_end_in_a_finding_in_little_time_and_memory(tmp_path):
 def test_a_lost_rope_is_found_before_the_engine_meets_it_and_would_hang(without_rope, monkeypatch):
     (found,) = blocking(check(without_rope))
     assert (found.code, "--repair" in found.mend) == ("head-count-array", True)
-    monkeypatch.setattr(given, "_checked", lambda heads: [])
-    (caught,) = checking.through_the_gate(without_rope, time_limit_s=3.0)
+    monkeypatch.setattr(checks, "_checked", lambda heads: [])
+    (caught,) = checking.through_the_gate(requested(str(without_rope))[0], time_limit_s=3.0)
     assert (caught.code, "no answer within" in caught.evidence) == ("engine-hang", True)
 
 
@@ -150,7 +150,7 @@ def test_an_engine_that_lacked_memory_says_nothing_against_the_file_or_the_build
     ended = Outcome(status="error", pid=1, evidence=(), failure=Failure(stage="load", exit_code=1, message=said))
     for module in (checking, runner):
         monkeypatch.setattr(module, "work", lambda *_, **__: ended)
-    (found,) = checking.through_the_gate(mini_file())
+    (found,) = checking.through_the_gate(requested(str(mini_file()))[0])
     assert (found.code, "ulimit" in found.mend) == ("memory", True)
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/somewhere")
     with pytest.raises(StudyError, match="ulimit"):

@@ -17,7 +17,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import plan, runner
 from llama_meter.measure.files import model_fact
 from llama_meter.measure.request import sweep
-from llama_meter.models import given
+from llama_meter.models import registry
 from llama_meter.oracle.compare import relative_error
 from plamo_study.read import frame
 from plamo_study.studies.context import law, plan as context, work
@@ -50,7 +50,7 @@ def test_a_filled_memory_goes_on_by_steps_as_in_one_call_and_is_as_large_as_arit
 
 
 def test_depths_types_and_settings_reach_every_cell_and_what_no_file_holds_is_refused(monkeypatch):
-    monkeypatch.setattr(given, "FILES", {})
+    monkeypatch.setattr(registry, "FILES", {})
     varied = sweep(files=str(mini_file()), n_depth="600,0,4096", type_k="q8_0", n_threads="1")
     cells = [cell for cell in context.context("shape", sweep=varied).cells if cell.files]
     assert {(cell.files, cell.type_k, cell.n_threads) for cell in cells} == {(varied.files, "q8_0", 1)}

@@ -12,7 +12,7 @@ from llama_meter.engine.states import CACHE, CONVOLUTION, PARTS, RECURRENT, part
 from llama_meter.errors import StudyError
 from llama_meter.measure import quantizing
 from llama_meter.measure.request import sweep
-from llama_meter.models import given, recipes, registry
+from llama_meter.models import recipes, registry
 from plamo_study.arithmetic import roofline
 from plamo_study.studies.quantization import work as quality
 from plamo_study.studies.two_files import law, plan as plan, work as handover
@@ -166,7 +166,7 @@ def test_a_writer_that_got_a_damaged_state_is_seen(monkeypatch, folder):
 
 
 def test_two_files_of_one_model_are_paired_as_they_are_given_and_others_refused(folder, monkeypatch):
-    monkeypatch.setattr(given, "FILES", {})  # another test may have named the same model otherwise
+    monkeypatch.setattr(registry, "FILES", {})  # another test may have named the same model otherwise
     paths = [folder / f"{HYBRID}.mini.{dtype}.gguf" for dtype in ("F16", "Q4_K_M")]
     asked = sweep(files=[*map(str, paths)], n_prompt="48", n_gen="16")
     (cell,) = plan.pairs("shape", sweep=asked).cells

@@ -117,7 +117,7 @@ def test_recorded_rows_are_read_without_engine_oracle_worker_and_files():
     code = "import sys; from plamo_study.measurements import measurements; measurements('01-phase-asymmetry')"
     ran = children.python("-c", f"{code}; print(*sys.modules)")
     loaded = subprocess.run(ran, capture_output=True, text=True, check=True).stdout.split()
-    upper = ("engine.", "oracle.", "measure.worker", "measure.runner", "models.check", "models.given")
+    upper = ("engine.", "oracle.", "measure.worker", "measure.runner", "models.check")
     assert "plamo_study.read.frame" in loaded
     assert not [name for name in loaded if name.startswith(tuple(f"llama_meter.{each}" for each in upper))]
 

@@ -15,7 +15,7 @@ from llama_meter.cells import Gate
 from llama_meter.measure import machine, quantizing, runner, watch
 from llama_meter.measure.process import Outcome, TimeUpError
 from llama_meter.measure.request import Request, sweep
-from llama_meter.models import given, recipes, registry
+from llama_meter.models import check, recipes, registry
 from llama_meter.rows import Evidence, Measured, Row
 from plamo_study import live, runs
 from plamo_study.cli import notebooks
@@ -64,11 +64,9 @@ def night(tmp_path, monkeypatch):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
     paths.MEASURED.mkdir()
     (paths.MEASURED / "reference").symlink_to(paths.ROOT / "data/measured/reference")
-    monkeypatch.setattr(given, "FILES", {})
-    monkeypatch.setattr(registry, "_given", {})
-    monkeypatch.setattr(registry, "_paths", {})
+    monkeypatch.setattr(registry, "FILES", {})
     files = [str(foreign_models.write(tmp_path / f"{arch} モデル.gguf", arch)) for arch in ("llama", "jamba")]
-    given.give(files)
+    check.requested(files)
     found, engine = Night(), runner.engine_facts()
     monkeypatch.setattr(runner, "engine_facts", lambda folder="": engine)
     monkeypatch.setattr(runner, "work", found.work)

@@ -21,7 +21,7 @@ from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, process, runner, watch
 from llama_meter.measure.plan import Tasks
-from llama_meter.models import given, registry, synthetic
+from llama_meter.models import check, registry, synthetic
 from llama_meter.rows import Conditions, Row
 from plamo_study import live
 from plamo_study.cli.terminal import shown
@@ -158,7 +158,7 @@ def test_a_file_that_is_replaced_during_its_sweep_leaves_no_row_of_what_took_its
     monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
     path = Path(shutil.copy(synthetic.make(HYBRID, "mini", "F16"), tmp_path / "own.gguf"))
     other = synthetic.write(registry.spec(HYBRID, "mini"), "F32", tmp_path / "other.gguf")
-    [own] = given.give(str(path))
+    [own] = check.requested(str(path))
     timed = tuple(Prefill(model=own.spec.name, scale="file", dtype=own.dtype, n_prompt=n) for n in (16, 24, 32))
     planned, usual, done = replace(small_plan(timed, blocks=1), gates=(), anchor=None), process.work, []
 

@@ -14,7 +14,7 @@ from llama_meter import paths
 from llama_meter.cells import Prefill
 from llama_meter.errors import StudyError
 from llama_meter.measure import plan, request
-from llama_meter.models import given, header, registry
+from llama_meter.models import check, header, registry
 from plamo_study.cli import notebooks
 from plamo_study.studies.your_machine import plan as your_machine
 
@@ -22,8 +22,7 @@ from plamo_study.studies.your_machine import plan as your_machine
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
-    for name in ("FILES", "_given", "_paths"):
-        monkeypatch.setattr(given if name == "FILES" else registry, name, {})
+    monkeypatch.setattr(registry, "FILES", {})
 
 
 def derived(tmp_path, key, value, kind=None, arch="llama", sub=None):
@@ -66,20 +65,20 @@ def test_what_a_file_is_for_is_told_by_its_header(arch, key, value, kind, role, 
 
 
 def test_the_type_is_that_of_the_bytes_where_the_label_is_another(tmp_path):
-    assert given.give(str(derived(tmp_path, "general.file_type", 15, UINT32)))[0].dtype == "F16"
+    assert check.requested(str(derived(tmp_path, "general.file_type", 15, UINT32)))[0].dtype == "F16"
 
 
 @pytest.mark.parametrize(("value", "kind", "sub"), [("two", STRING, None), (["a"], GGUFValueType.ARRAY, STRING)])
 def test_a_number_of_layers_that_is_none_is_one_sentence(value, kind, sub, tmp_path):
     with pytest.raises(StudyError, match="block_count"):
-        given.give(str(derived(tmp_path, "llama.block_count", value, kind, sub=sub)))
+        check.requested(str(derived(tmp_path, "llama.block_count", value, kind, sub=sub)))
 
 
 def test_a_file_without_a_name_keeps_the_first_that_it_was_given(tmp_path):
     path = derived(tmp_path, "general.name", None)
-    first = given.give(str(path))[0].file
+    first = check.requested(str(path))[0].file
     moved = path.rename(tmp_path / "other.gguf")
-    assert given.give(str(moved))[0].file == first == ("derived", "file", first[2])
+    assert check.requested(str(moved))[0].file == first == ("derived", "file", first[2])
 
 
 @pytest.mark.parametrize(

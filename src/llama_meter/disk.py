@@ -61,17 +61,17 @@ def lock(file: int) -> None:
         time.sleep(GRACE_S / 20)
 
 
-def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
-    """The text with unprintable characters escaped, such as \\x1b; `kept` stays: lines, tabs and wide spaces."""
+def plain(text: str, allowed: str = "\n\t\xa0\u3000") -> str:
+    """The text with unprintable characters escaped, such as \\x1b; `allowed` stay: lines, tabs and wide spaces."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in allowed else f"\\x{ord(c):02x}" for c in text)
 
 
 def printable(value: object, longest: int = 80) -> str:
     """Text from a file or a server, truncated and without control characters."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    return plain(text[:longest], kept="")[:longest] + ("…" if len(text) > longest else "")
+    return plain(text[:longest], allowed="")[:longest] + ("…" if len(text) > longest else "")
 
 
 SENTENCES = ("assumptions", "build", "description", "engine_description")  # of a fact

@@ -27,7 +27,7 @@ from llama_meter.limits import NOT_FINITE
 from llama_meter.measure import files, machine, runner, watch
 from llama_meter.measure.plan import Plan, check_scale
 from llama_meter.measure.request import NOTHING, Request, Sweep
-from llama_meter.models import given, header, recipes, registry as models
+from llama_meter.models import header, recipes, registry as models
 from llama_meter.rows import Row
 from llama_meter.serve import server
 from plamo_study.read import frame
@@ -221,7 +221,7 @@ def beforehand(planned: Plan, minutes: float) -> list[str]:
     machine. StudyError where the disk lacks room for the files.
     """
     said = [until(minutes)] if minutes else []
-    wanted = [file for file in files.needed(planned) if file[1] != models.GIVEN]
+    wanted = [file for file in files.needed(planned) if file[1] != models.FILE_SCALE]
     absent = [file for file in wanted if not recipes.model_path(*file).exists()]
     if absent and (size := sum(models.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8 for file in absent)) > 1e8:
         disk = next(folder for folder in (paths.MODELS, *paths.MODELS.parents) if folder.exists())
@@ -316,7 +316,7 @@ def named(cell: AnyCell) -> str:
 def _failed(planned: Plan, summary: runner.Summary) -> list[str]:
     """A sentence about rows that failed and are no answer, and the command that measures them anew, if any did."""
     rows = [row for row in summary.unexpected if not row.refuses]
-    which = "--file FILE" if planned.scale == models.GIVEN else f"--scale {planned.scale}"
+    which = "--file FILE" if planned.scale == models.FILE_SCALE else f"--scale {planned.scale}"
     how = f"`plamo-study measure {planned.study} {which} --retry-failed` measures them anew"
     return [f"{len(rows)} rows failed, such as {trouble(rows[0])}: {how}"] if rows else []
 
@@ -342,8 +342,8 @@ def _unseen(planned: Plan, summary: runner.Summary, sweep: Sweep) -> list[str]:
 
 def _goes_on(planned: Plan, sweep: Sweep) -> str:
     """The command that measures what a plan lacks; files by their names, as pages are published."""
-    chosen = [f"--file {shlex.quote(given.FILES[file].path.name)}" for file in sweep.files]
+    chosen = [f"--file {shlex.quote(models.FILES[file].path.name)}" for file in sweep.files]
     chosen = chosen or [f"--scale {planned.scale}"]
     values = [f"-p {name} {text}" for name, text in sweep.texts().items() if name != "draft_file"]
-    values += [f"-p draft_file {shlex.quote(given.FILES[file].path.name)}" for file in sweep.draft_file]
+    values += [f"-p draft_file {shlex.quote(models.FILES[file].path.name)}" for file in sweep.draft_file]
     return f"`{' '.join(['plamo-study measure', planned.study, *chosen, *values])}` goes on, for as long as it takes"

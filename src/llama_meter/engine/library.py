@@ -189,9 +189,9 @@ def _log_to(write: Callable[[bytes], None]) -> None:
             _added[place] = before + float(match[3])
             _buffers[place] = max(_buffers.get(place, 0.0), _added[place])
         if (match := GPU_FAILED.search(text)) and (match[1] or gpu_failures):  # the second line says why
-            gpu_failures.append(plain((match[1] or match[2]).decode(errors="replace"), kept=""))
+            gpu_failures.append(plain((match[1] or match[2]).decode(errors="replace"), allowed=""))
         if match := REFUSAL.search(text):
-            _refusals.append(plain(match[1].decode(errors="replace"), kept=""))
+            _refusals.append(plain(match[1].decode(errors="replace"), allowed=""))
         write(text)
 
     _keep_alive.append(on_log)

@@ -13,9 +13,9 @@ from llama_meter.limits import NOT_FINITE
 from llama_meter.measure import plan, runner
 from llama_meter.measure.process import Outcome, work
 from llama_meter.measure.worker import Job
-from llama_meter.models import given
-from llama_meter.models.check import Finding, blocking, inspect, ssm_out_findings
+from llama_meter.models.check import Finding, blocking, file_of, inspect, ssm_out_findings
 from llama_meter.models.header import AGAIN
+from llama_meter.models.registry import ModelFile
 from llama_meter.rows import Measured
 
 TIME_S, BYTES_PER_S = 60.0, 5e6  # time limit: a start, and the oracle's arithmetic on a slow core
@@ -31,15 +31,15 @@ def check(path: Path, time_limit_s: float | None = None) -> list[Finding]:
     if header is None or blocking(findings):
         return findings
     gpu = bool(runner.engine_facts()["gpu_offload"])
-    passed = [finding for layers in (0, -1)[: 1 + gpu] for finding in through_the_gate(path, layers, time_limit_s)]
+    file = file_of(path, (path.resolve(),), [header], findings)
+    passed = [finding for layers in (0, -1)[: 1 + gpu] for finding in through_the_gate(file, layers, time_limit_s)]
     severities = ("blocking", "warning", "note")
     every = findings + passed + ssm_out_findings(header, gpu)
     return sorted(every, key=lambda finding: severities.index(finding.severity))
 
 
-def through_the_gate(path: Path, n_gpu_layers: int = 0, time_limit_s: float | None = None) -> list[Finding]:
+def through_the_gate(file: ModelFile, n_gpu_layers: int = 0, time_limit_s: float | None = None) -> list[Finding]:
     """Let the engine compute some tokens on the CPU or a GPU, and the oracle judge every part of it."""
-    (file,) = given.give([str(path)])
     gate = Gate(judges="parts", n_gpu_layers=n_gpu_layers, **plan.LEAN_GATE)
     seconds = TIME_S + file.n_bytes / BYTES_PER_S if time_limit_s is None else time_limit_s
     outcome = work(Job(cell=plan.gate_of(gate, file.file), path=str(file.path)), seconds)

@@ -9,7 +9,7 @@ from typing import Any
 from llama_meter.cells import Comparison
 from llama_meter.measure import quantizing
 from llama_meter.measure.plan import Plan
-from llama_meter.models import given, recipes, registry, synthetic, tensors
+from llama_meter.models import recipes, registry, synthetic, tensors
 from llama_meter.models.header import read
 from llama_meter.models.tensors import TensorInfo
 
@@ -33,7 +33,7 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
     Raises StudyError for an unknown type or recipe, and wherever the synthetic writer or the quantizer does.
     """
     for name, scale, dtype in needed(plan):
-        if scale == registry.GIVEN:
+        if scale == registry.FILE_SCALE:
             continue
         path = recipes.model_path(name, scale, dtype)
         tell = partial(progress, path.name) if progress else None
@@ -61,8 +61,8 @@ def _source_of(path: Path, name: str, scale: str) -> Path | None:
 
 def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
     """The facts that all rows of a model share: identity, shape, assumptions, findings, and its tensors by kind."""
-    if scale == registry.GIVEN:
-        return _given(name, dtype)
+    if scale == registry.FILE_SCALE:
+        return _of_request(name, dtype)
     path = recipes.model_path(name, scale, dtype)
     spec = registry.spec(name, scale)
     fact = {
@@ -82,7 +82,7 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
 
 def digest(name: str, scale: str, dtype: str) -> str:
     """The hash of what lies in a file's place now: the one in its fact, unless it was replaced. StudyError for none."""
-    parts = given.FILES[name, scale, dtype].parts if scale == registry.GIVEN else ()
+    parts = registry.FILES[name, scale, dtype].parts if scale == registry.FILE_SCALE else ()
     return tensors.sha256_of_parts(parts if len(parts) > 1 else [recipes.model_path(name, scale, dtype)])
 
 
@@ -90,13 +90,13 @@ def _shape(spec: registry.ModelSpec) -> dict[str, Any]:
     return {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in NOT_SHAPE}
 
 
-def _given(name: str, dtype: str) -> dict[str, Any]:
-    """The facts of a file given by path; where it lies is nobody's business."""
-    file = given.FILES[name, registry.GIVEN, dtype]
+def _of_request(name: str, dtype: str) -> dict[str, Any]:
+    """The facts of a file of a request; where it lies is nobody's business."""
+    file = registry.FILES[name, registry.FILE_SCALE, dtype]
     table = [tensor for part in file.parts for tensor in tensors.table_of(read(part))]
     return {
         "name": name,
-        "scale": registry.GIVEN,
+        "scale": registry.FILE_SCALE,
         "dtype": dtype,
         "synthetic": False,
         "sha256": file.sha256,
@@ -105,14 +105,14 @@ def _given(name: str, dtype: str) -> dict[str, Any]:
         "assumptions": [],
         "shape": _shape(file.spec),
         "tensors": by_kind(table),
-        "findings": [finding.code for finding in file.findings],
+        "findings": list(file.findings),
         **({"uncounted": why} if (why := uncounted(file)) else {}),
         **({"like": like} if (like := _same_shape(file.spec)) else {}),
     }
 
 
-def uncounted(file: given.Given) -> str:
-    """Why the bytes and operations of a token are not computed for a given file, or ""; of PLaMo they always are."""
+def uncounted(file: registry.ModelFile) -> str:
+    """Why the bytes and operations of a token are not computed for a file, or ""; of PLaMo they always are."""
     keys = [] if file.spec.arch in registry.ARCHS else read(file.parts[0]).fields
     words = {word for key in keys for word in key.split(".")}
     return next((why for word, why in UNCOUNTED.items() if word in words), "")

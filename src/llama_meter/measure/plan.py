@@ -14,7 +14,7 @@ from llama_meter.errors import StudyError
 from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
 from llama_meter.measure.request import Sweep
-from llama_meter.models import given, registry
+from llama_meter.models import registry, tensors
 from llama_meter.models.registry import FILE_TYPES
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
@@ -200,7 +200,7 @@ def files_of(scale: str, sweep: Sweep, models: Sequence[str] = MODELS) -> tuple[
 
 def scale_of(scale: str, sweep: Sweep) -> str:
     """The scale of a plan: "file" where files were asked for."""
-    return registry.GIVEN if sweep.files else scale
+    return registry.FILE_SCALE if sweep.files else scale
 
 
 def one(name: str, asked: Sequence[int], usual: int) -> int:
@@ -247,11 +247,11 @@ def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, thread
 
 def matrix_types(file: File) -> tuple[str, ...]:
     """The types of a file's matrices: of a given one those of at least MINOR of its bytes, else as its type says."""
-    if file[1] == registry.GIVEN:
-        sizes = given.matrix_bytes(file)
+    if file[1] == registry.FILE_SCALE:
+        sizes = tensors.matrix_bytes(registry.FILES[file].parts)
         return tuple(dtype for dtype, n_bytes in sizes.items() if n_bytes >= MINOR * sum(sizes.values()))
     name = file[2].split("-")[0]
-    return (FILE_TYPES[name][1], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
+    return (FILE_TYPES[name], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
 
 
 def with_gates(
@@ -303,7 +303,7 @@ def deep_gate(gate: Gate, file: File) -> Gate:
 def gate_of(gate: Cell, file: File) -> Cell:
     """A gate of this file: by the oracle, or by the engine against itself where the oracle cannot read it."""
     own = on_file(gate, file)
-    if file[1] != registry.GIVEN or given.has_oracle(file):
+    if file[1] != registry.FILE_SCALE or registry.FILES[file].has_oracle:
         return own
     return change(own, judges="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
 

@@ -126,7 +126,7 @@ CHOSEN = {"source": SOURCES, "scale": SCALES, "device": DEVICES}
 def sweep(**values: Any) -> Sweep:
     """A sweep from parameters as a notebook or a command gives them: text such as "128,512" or "1-16", numbers, lists.
 
-    Files are read, checked and named (`given.give`). Raises StudyError for an unknown parameter and for a value that
+    Files are checked and named (`check.requested`). Raises StudyError for an unknown parameter and for a value that
     makes no sense, before anything is measured.
     """
     if unknown := values.keys() - set(VALUES):
@@ -145,9 +145,9 @@ def sweep(**values: Any) -> Sweep:
 
 def _value(name: str, value: Any) -> Any:
     if name in ("files", "draft_file"):
-        from llama_meter.models import given  # checking a file takes most of this package, and few name one
+        from llama_meter.models import check  # checking a file takes most of this package, and few name one
 
-        return tuple(model.file for model in given.give(value))
+        return tuple(model.file for model in check.requested(value))
     if name in CHOICES:
         word = str(value).lower()
         return _one_of(name, SWITCH.get(word, word) if name == "flash_attn" else word, CHOICES[name])

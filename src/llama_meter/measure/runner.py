@@ -26,7 +26,7 @@ from llama_meter.measure.plan import REPEAT, Plan, Task, Tasks, together
 from llama_meter.measure.process import Outcome, TimeUpError, work
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
-from llama_meter.models.registry import GIVEN
+from llama_meter.models.registry import FILE_SCALE
 from llama_meter.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
 
 CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
@@ -89,7 +89,7 @@ class Summary:
     def unseen(self) -> list[File]:
         """Files of a user's own that there was no time for: nothing is measured with them, and no gate refused them."""
         seen = {file for row in self.rows for file in row.cell.files if not isinstance(row.cell, Gate) or row.refuses}
-        files = dict.fromkeys(file for cell in self.left_out for file in cell.files if file[1] == GIVEN)
+        files = dict.fromkeys(file for cell in self.left_out for file in cell.files if file[1] == FILE_SCALE)
         return [file for file in files if file not in seen]
 
     @property

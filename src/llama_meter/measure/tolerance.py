@@ -136,4 +136,4 @@ def part_tolerance(cell: Any, backend: str = "") -> float:
 def _types(dtype: str) -> tuple[str, ...]:
     """The tensor types a type or recipe asks for; a publisher's own name is its own type."""
     file_type, *words = dtype.split("-")
-    return FILE_TYPES.get(file_type, (0, file_type))[1], *words[1::2]
+    return FILE_TYPES.get(file_type, file_type), *words[1::2]

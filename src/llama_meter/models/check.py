@@ -1,22 +1,39 @@
 """Whether a file of PLaMo states a model that the engine computes rightly: what its header shows, without an engine.
 
 The engine itself says what else it cannot load, in a process with limits (measure/checking.py). A pinned SHA-256 says
-whether weights are the released ones.
+whether weights are the released ones. The files of a request are checked and named here; none is copied, moved or
+written to.
 """
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-from llama_meter.disk import growing, printable
+from llama_meter.disk import expanded, growing, plain, plain_name, printable
 from llama_meter.errors import StudyError, offer_check
-from llama_meter.models import registry
-from llama_meter.models.header import AGAIN, Header, check_path, core, read, require_model, shape, split_of, type_name
-from llama_meter.models.registry import ARCHS, ModelSpec
+from llama_meter.models import registry, tensors
+from llama_meter.models.header import (
+    AGAIN,
+    PART,
+    Header,
+    check_path,
+    core,
+    named_parts,
+    read,
+    require_model,
+    shape,
+    split_of,
+    type_name,
+)
+from llama_meter.models.recipes import KINDS
+from llama_meter.models.registry import ARCHS, FILE_SCALE, FLOATS, ModelFile, ModelSpec
 from llama_meter.models.synthetic import check_space
 
 SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them beside any matrix, the oracle knows none
@@ -26,6 +43,9 @@ KEEP = "quantize again: plamo-study models quantize SOURCE --type Q4_0-ssm_out-B
 TOKENS = "tokenizer.ggml.tokens"
 MERGE = "llama-gguf-split --merge FIRST-PART OUT.gguf, then use OUT.gguf"
 SHOWN = 4  # names listed before the rest is only counted
+TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
+NO_NAME = ("", "n/a", "none", "null", "unknown", "unnamed", "model")  # what converters write where there is none
+LONGEST = 40  # characters of a name
 SLACK = 1 << 20  # bytes that a repair may add
 
 
@@ -99,7 +119,7 @@ def spec_of(heads: Sequence[Header], name: str) -> FileSpec:
         "weights": sum(tensor.n_elements for tensor in every),
     }
     if head.arch not in ARCHS:
-        return FileSpec(name=name, scale=registry.GIVEN, arch=head.arch, rms_eps=0.0, rope_theta=0.0, **numbers)
+        return FileSpec(name=name, scale=FILE_SCALE, arch=head.arch, rms_eps=0.0, rope_theta=0.0, **numbers)
     if numbers["layers"] > len(every):
         why = f"states {numbers['layers']:,} layers and holds {len(every)} tensors"
         raise StudyError(str(head.path), why, AGAIN)
@@ -116,7 +136,7 @@ def spec_of(heads: Sequence[Header], name: str) -> FileSpec:
         numbers |= {"window": window, "window_pattern": int(pattern or 8), "rope_theta_swa": theta}
     return FileSpec(
         name=name,
-        scale=registry.GIVEN,
+        scale=FILE_SCALE,
         arch=head.arch,
         recurrent=tuple(n == 0 for n in by_layer),
         rms_eps=_real(head, "attention.layer_norm_rms_epsilon", 0.0),
@@ -231,3 +251,108 @@ def repair(path: Path, out: Path) -> str:
         writer.data_alignment = reader.alignment
         copy_with_new_metadata(reader, writer, {key: MetadataDetails(GGUFValueType.UINT32, max(heads))}, [])
     return f"{key} is {max(heads)} instead of an array that starts with 0"
+
+
+# ---------------------------------------------------------------- the files of a request
+
+
+def requested(named: str | Iterable[Any]) -> list[ModelFile]:
+    """The files that a parameter names: a path, several with commas between them, or a list; each once.
+
+    Raises StudyError for a path that is no file, a file that is no model, a part that is missing, and a blocking
+    finding of the check.
+    """
+    return list(dict.fromkeys(map(_one, paths_of(named))))
+
+
+def paths_of(named: str | Iterable[Any]) -> list[Path]:
+    """The paths of a parameter: a list, also as JSON; one path, whatever commas it has; or several between commas."""
+    if isinstance(named, str) and named.startswith('["'):
+        named = msgspec.json.decode(named)
+    texts = [named.strip()] if isinstance(named, str) else [str(path) for path in named]
+    if len(texts) == 1 and not os.path.exists(expanded(texts[0])):
+        texts = [part.strip() for part in texts[0].split(",")]
+    return [expanded(text) for text in texts if text]
+
+
+def _one(path: Path) -> ModelFile:
+    check_path(path)
+    whole = path.resolve()
+    header = read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
+    require_model(header)
+    parts = _parts(path, whole, header)
+    heads = [header, *(read(part) for part in parts[1:])]
+    findings = _checked(heads)
+    if worst := blocking(findings):
+        raise StudyError(str(path), f"must not be measured: {worst[0].evidence}", worst[0].mend)
+    return file_of(path, parts, heads, findings)
+
+
+def file_of(path: Path, parts: tuple[Path, ...], heads: Sequence[Header], findings: Iterable[Finding]) -> ModelFile:
+    """Name a file, of which all parts were read and checked, and make it known to this process."""
+    digest, spec, dtype = tensors.sha256_of_parts(parts), spec_of(heads, _name(path, heads[0])), _dtype(heads)
+    clash = registry.FILES.get((spec.name, FILE_SCALE, dtype))
+    if clash and clash.sha256 != digest:
+        spec = replace(spec, name=f"{spec.name} {digest[:6]}")
+    model = ModelFile(path.absolute(), parts, spec, dtype, digest, tuple(finding.code for finding in findings))
+    registry.FILES[model.file] = model
+    return model
+
+
+def _parts(path: Path, whole: Path, header: Header) -> tuple[Path, ...]:
+    """All parts of a split file, the named one first. StudyError for another part, and where one is missing."""
+    number, count = split_of(header)
+    if count < 2:
+        return (whole,)
+    beside = named_parts(path, count)
+    if number > 1 or not beside:
+        first = beside[0] if beside else f"NAME-00001-of-{count:05d}.gguf"
+        raise StudyError(str(path), f"is part {number} of {count}", f"give the first part, named as {first}")
+    if missing := [part for part in beside if not part.is_file()]:
+        why = f"is the first of {count} parts, and {len(missing)} are missing (first: {missing[0].name})"
+        raise StudyError(str(path), why, f"fetch all parts into {path.parent}")
+    return tuple(beside)
+
+
+def _checked(heads: Sequence[Header]) -> list[Finding]:
+    """Findings of a whole file of PLaMo; of other files the engine is the judge."""
+    if heads[0].arch not in ARCHS:
+        return []
+    if len(heads) > 1:
+        why = "is split, and only whole files of PLaMo are checked tensor by tensor"
+        return [Finding("note", "split", why, MERGE)]
+    return of_header(heads[0])
+
+
+def _name(path: Path, header: Header) -> str:
+    """`general.name`, else the stem without type that it was first measured under: printable, short, and no path."""
+    stated = " ".join((header.text("general.name") or "").split())
+    if stated.lower() not in NO_NAME:
+        return _short(stated)
+    part = PART.fullmatch(path.name)
+    stem = part[1] if part else path.name.removesuffix(".gguf")
+    return tensors.first_name(path, _short(TYPE.sub("", stem) or stem))
+
+
+def _short(name: str) -> str:
+    return plain_name(plain(name, allowed="")[:LONGEST].strip()) or "unnamed"
+
+
+def _dtype(heads: Sequence[Header]) -> str:
+    """The file's type: llama.cpp's file type where most bytes of its layers are of that family, else their own type.
+
+    Exceptions for `ssm_out` are named. A label is believed by its family, because mixtures such as Q4_K_M hold several
+    types; embeddings do not count where there are layers, because a small model's are most of it.
+    """
+    n_bytes: dict[str, int] = {}
+    every = [tensor for head in heads for tensor in head.tensors]
+    for tensor in [tensor for tensor in every if tensor.name.startswith("blk.")] or every:
+        n_bytes[type_name(tensor)] = n_bytes.get(type_name(tensor), 0) + tensor.n_bytes
+    most = max(n_bytes, key=lambda name: n_bytes[name], default="")
+    number = heads[0].number("general.file_type")
+    dtype = next((name for name, kind in KINDS.items() if kind == number), most)
+    if dtype.partition("_")[0] != most.partition("_")[0]:
+        dtype = most
+    apart = {type_name(t) for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
+    floats = apart & set(FLOATS)
+    return f"{dtype}-ssm_out-{floats.pop()}" if len(apart) == 1 and floats and dtype not in FLOATS else dtype

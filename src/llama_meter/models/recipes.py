@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, LlamaFileType
 
 from llama_meter import paths
 from llama_meter.errors import StudyError
@@ -13,7 +13,8 @@ from llama_meter.models.header import read, require_model, split_of
 from llama_meter.models.registry import FILE_TYPES, FLOATS
 from llama_meter.models.tensors import TensorInfo
 
-TYPES = {*(default for _, default in FILE_TYPES.values()), "MXFP4"}  # of single tensors
+KINDS = {kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): int(kind) for kind in LlamaFileType}  # llama_ftype
+TYPES = {*FILE_TYPES.values(), "MXFP4"}  # of single tensors
 NAMES = f"{', '.join(FILE_TYPES)}, and each with exceptions after it, as Q4_0-ssm_out-F16"
 CHOOSE = "choose one of these"
 
@@ -47,11 +48,11 @@ def by_name(name: str) -> Recipe:
 def model_path(name: str, scale: str, dtype: str) -> Path:
     """Path of a registered model's file, data/models/<name>.<scale>.<dtype>.gguf; the file need not exist.
 
-    `dtype` is a tensor type or the name of a recipe; StudyError for any other. At scale "file" it is the path that was
-    given.
+    `dtype` is a tensor type or the name of a recipe; StudyError for any other. At scale "file" it is the path that a
+    request names.
     """
-    if scale == registry.GIVEN:
-        return registry.given_path(name, dtype)
+    if scale == registry.FILE_SCALE:
+        return registry.path_of(name, dtype)
     model = registry.spec(name, scale)
     by_name(dtype)
     return paths.MODELS / f"{model.name}.{model.scale}.{dtype}.gguf"
@@ -98,11 +99,11 @@ def quantizer_arguments(recipe: Recipe) -> tuple[int, list[tuple[str, int]], dic
     The quantizer reads patterns only when the file type is a quantized one. So a float type with exceptions is passed
     as Q8_0 with a last pattern that matches everything, and the metadata corrects the file type.
     """
-    file_type, default = FILE_TYPES[recipe.file_type]
+    file_type, default = KINDS[recipe.file_type], FILE_TYPES[recipe.file_type]
     patterns = [(rf"^(blk\.[0-9]+\.)?{re.escape(kind)}\.weight$", _ggml(dtype)) for kind, dtype in recipe.keep]
     if default not in FLOATS or not patterns:
         return file_type, patterns, {}
-    return FILE_TYPES["Q8_0"][0], [*patterns, (".*", _ggml(default))], {"general.file_type": file_type}
+    return KINDS["Q8_0"], [*patterns, (".*", _ggml(default))], {"general.file_type": file_type}
 
 
 def _ggml(dtype: str) -> int:

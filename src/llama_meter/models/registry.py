@@ -3,6 +3,7 @@
 It knows shapes, never weights: a `ModelSpec` says which tensors a file must hold, not whether a file exists.
 """
 
+import re
 import tomllib
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,42 +16,23 @@ from llama_meter.paths import MODELS_TOML
 SCALES = ("mini", "shape")
 DTYPES = ("F32", "F16", "BF16", "Q8_0")
 ARCHS = ("plamo2", "plamo3")
-GIVEN = "file"  # the scale of files given by path
+FILE_SCALE = "file"  # of files that a request names by their paths
+MIXTURES = {
+    "IQ3_M": "IQ3_S",
+    "IQ3_XS": "IQ3_S",
+    "IQ2_M": "IQ2_S",
+    "IQ2_S": "IQ2_XS",
+}  # named by another than their type
 FILE_TYPES = {  # llama.cpp's file types (llama.h, enum llama_ftype), and the type of a matrix without a special rule
-    "F32": (0, "F32"),
-    "F16": (1, "F16"),
-    "BF16": (32, "BF16"),
-    "Q8_0": (7, "Q8_0"),
-    "Q6_K": (18, "Q6_K"),
-    "Q5_K_M": (17, "Q5_K"),
-    "Q5_K_S": (16, "Q5_K"),
-    "Q5_1": (9, "Q5_1"),
-    "Q5_0": (8, "Q5_0"),
-    "Q4_K_M": (15, "Q4_K"),
-    "Q4_K_S": (14, "Q4_K"),
-    "Q4_1": (3, "Q4_1"),
-    "Q4_0": (2, "Q4_0"),
-    "IQ4_NL": (25, "IQ4_NL"),
-    "IQ4_XS": (30, "IQ4_XS"),
-    "Q3_K_L": (13, "Q3_K"),
-    "Q3_K_M": (12, "Q3_K"),
-    "Q3_K_S": (11, "Q3_K"),
-    "IQ3_M": (27, "IQ3_S"),
-    "IQ3_S": (26, "IQ3_S"),
-    "IQ3_XS": (22, "IQ3_S"),
-    "IQ3_XXS": (23, "IQ3_XXS"),
-    "Q2_K": (10, "Q2_K"),
-    "Q2_K_S": (21, "Q2_K"),
-    "IQ2_M": (29, "IQ2_S"),
-    "IQ2_S": (28, "IQ2_XS"),
-    "IQ2_XS": (20, "IQ2_XS"),
-    "IQ2_XXS": (19, "IQ2_XXS"),
-    "IQ1_M": (31, "IQ1_M"),
-    "IQ1_S": (24, "IQ1_S"),
-    "TQ2_0": (37, "TQ2_0"),
-    "TQ1_0": (36, "TQ1_0"),
+    name: MIXTURES.get(name, re.sub(r"(?<=K)_[SML]$", "", name))
+    for name in (
+        *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
+        *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K", "Q2_K_S"),
+        *("IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0"),
+    )
 }
 FLOATS = ("F32", "F16", "BF16")
+BEYOND_ORACLE = {"tensor-scale", "rope-scaling"}  # findings about what the oracle does not compute
 
 
 @dataclass(frozen=True)
@@ -171,28 +153,46 @@ def load() -> dict[tuple[str, str], ModelSpec]:
     return specs
 
 
-_given: dict[str, ModelSpec] = {}  # of files given by path, in this process
-_paths: dict[tuple[str, str], Path] = {}  # theirs, by name and type
+@dataclass(frozen=True)
+class ModelFile:
+    """A file that a request names: where it lies, all its parts, what it states, and the codes of its findings."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    spec: ModelSpec
+    dtype: str
+    sha256: str
+    findings: tuple[str, ...]
+
+    @property
+    def file(self) -> tuple[str, str, str]:
+        """As cells name it: model, scale and type."""
+        return self.spec.name, FILE_SCALE, self.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.stat().st_size for part in self.parts)
+
+    @property
+    def has_oracle(self) -> bool:
+        """Whether the oracle can judge it: PLaMo in one part, with nothing that the oracle does not compute."""
+        return self.spec.arch in ARCHS and len(self.parts) == 1 and not set(self.findings) & BEYOND_ORACLE
 
 
-def give(spec: ModelSpec, dtype: str, path: Path) -> None:
-    """Make a file that was given by path known, at scale "file"."""
-    _given[spec.name] = spec
-    _paths[spec.name, dtype] = path
+FILES: dict[tuple[str, str, str], ModelFile] = {}  # that requests of this process name, by the names of cells
 
 
-def given_path(name: str, dtype: str) -> Path:
-    """Where a file lies that was given by path. StudyError for one that was not given to this process."""
-    if (name, dtype) not in _paths:
+def path_of(name: str, dtype: str) -> Path:
+    """Where a file lies that a request names. StudyError for one that none of this process names."""
+    if not (file := FILES.get((name, FILE_SCALE, dtype))):
         raise StudyError(f"{name} in {dtype}", "is a file of yours, and this call does not name it", "add --file PATH")
-    return _paths[name, dtype]
+    return file.path
 
 
 def spec(name: str, scale: str) -> ModelSpec:
     """The spec of a model at a scale; StudyError listing the known ones when there is none."""
-    if scale == GIVEN and name in _given:
-        return _given[name]
-    specs = load()
+    specs = load() | {(file.spec.name, FILE_SCALE): file.spec for file in FILES.values()}
     if (name, scale) in specs:
         return specs[name, scale]
     known = ", ".join(f"{model} ({at})" for model, at in specs)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from llama_meter.disk import growing
 from llama_meter.errors import StudyError
 from llama_meter.models import recipes, registry, tensors
-from llama_meter.models.registry import FILE_TYPES, ModelSpec
+from llama_meter.models.registry import ModelSpec
 from llama_meter.models.tensors import TensorInfo
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -279,7 +279,7 @@ def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[
     head_count is a scalar: an array with 0 at layer 0, which `heads` can pass, makes the engine lose RoPE.
     """
     kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
-    writer.add_file_type(FILE_TYPES[dtype][0])
+    writer.add_file_type(recipes.KINDS[dtype])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(spec.vocab)
     writer.add_context_length(spec.context_length)

@@ -80,6 +80,17 @@ def table_of(header: Header) -> list[TensorInfo]:
     return [TensorInfo(tensor.name, type_name(tensor), shape(tensor)) for tensor in header.tensors]
 
 
+def matrix_bytes(parts: Sequence[Path]) -> dict[str, int]:
+    """Bytes of the matrices in all parts of a file, by tensor type; an embedding that is only looked up is none."""
+    sizes: dict[str, int] = {}
+    records = [tensor for part in parts for tensor in headers.read(part).tensors]
+    looked_up = {"token_embd.weight"} if any(tensor.name == "output.weight" for tensor in records) else set()
+    for tensor in records:
+        if len(headers.core(shape(tensor))) > 1 and tensor.name not in looked_up and "conv1d" not in tensor.name:
+            sizes[type_name(tensor)] = sizes.get(type_name(tensor), 0) + tensor.n_bytes
+    return sizes
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file as 64 hex digits, read in pieces where it is new or looks other than when it was read.
 

@@ -11,7 +11,7 @@ from llama_meter import paths
 from llama_meter.errors import UnmeasuredError
 from llama_meter.measure import machine
 from llama_meter.measure.request import Request
-from llama_meter.models import given
+from llama_meter.models import check
 from plamo_study import live, runs
 from plamo_study.cli.terminal import alone, console, short, shown
 from plamo_study.studies import registry
@@ -139,7 +139,7 @@ def is_new(values: Values) -> bool:
     files, day = made
     same = files == str(values.get("files", ""))
     if not same or day != f"{datetime.now(UTC):%Y-%m-%d}":
-        of = Path(next(iter(given.split(files)), Path("models"))).stem if files else "models"
+        of = Path(next(iter(check.paths_of(files)), Path("models"))).stem if files else "models"
         places = (page.with_stem(f"{HOME}-{of[:40]}-{day}{n}") for n in ("", *(f"-{n}" for n in range(2, 100))))
         kept = page.rename(next(place for place in places if not place.exists()))
         console.print(f"kept as {short(kept)}: the page of {day}", soft_wrap=True)

@@ -29,7 +29,7 @@ from plamo_study.live import Line
 LOCK = ".running"
 MOST_BYTES = 1000  # of a lock's text about its holder
 LOG_EVERY_S = 10.0  # between two lines of progress where no terminal replaces them
-KEPT = "\n\t\xa0\u3000\r"  # rich passes a carriage return only where this program ends a line with it
+ALLOWED = "\n\t\xa0\u3000\r"  # rich passes a carriage return only where this program ends a line with it
 
 
 class Terminal(Console):
@@ -45,7 +45,7 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The printed segments, with control characters shown."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=plain(segment.text, KEPT))
+            yield segment if segment.control else segment._replace(text=plain(segment.text, ALLOWED))
 
 
 console = Terminal(stderr=True)

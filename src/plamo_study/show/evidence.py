@@ -12,7 +12,7 @@ from IPython.display import Markdown
 from llama_meter import paths
 from llama_meter.cells import AnyCell, OnModel
 from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
-from llama_meter.models.registry import GIVEN
+from llama_meter.models.registry import FILE_SCALE
 from plamo_study.arithmetic.ceilings import of_study
 from plamo_study.read import frame
 from plamo_study.read.frame import build_name, disturbed_cells, machine_name, marked_by, model_names
@@ -94,7 +94,7 @@ def _named(cell: AnyCell) -> str:
 
 def weights_of(fact: dict[str, Any]) -> str:
     """Where a model's weights come from: random, trained here (the embedded models), or a user's file."""
-    if fact["scale"] == GIVEN:
+    if fact["scale"] == FILE_SCALE:
         return "a file's"
     return "random" if fact["synthetic"] else "trained"
 
@@ -216,7 +216,7 @@ def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
     threads, counts = int(rows["n_threads"].max()), rows[rows["model"] != ""]["dtype"].value_counts()
     types = counts.index[0] if 2 * counts.max() >= counts.sum() > 0 else f"{len(counts)} types"
     where = ", ".join(filter(None, (chips(recording), _shared(recording))))
-    size = "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
+    size = "files given by path" if recording.scale == FILE_SCALE else f"scale {recording.scale}"
     words = (
         f"{judged or computed(rows, of)} {depths(rows)}{returned(rows)}{where}, {threads} thread{'s' * (threads > 1)}; "
         f"{size} ({' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types})."

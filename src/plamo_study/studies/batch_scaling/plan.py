@@ -25,7 +25,7 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 from llama_meter.measure.request import NOTHING, Sweep
-from llama_meter.models import given, registry
+from llama_meter.models import registry
 
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
@@ -112,9 +112,9 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 def _fits(cell: Cell) -> bool:
     """Whether the weights of a given file fit memory once a process; those of our own models are small enough."""
-    if not isinstance(cell, Replicas) or cell.scale != registry.GIVEN or (cell.n_processes == 1 and cell.use_mmap):
+    if not isinstance(cell, Replicas) or cell.scale != registry.FILE_SCALE or (cell.n_processes == 1 and cell.use_mmap):
         return True
-    return cell.n_processes * given.FILES[cell.files[0]].n_bytes <= ROOM * machine.memory_bytes()
+    return cell.n_processes * registry.FILES[cell.files[0]].n_bytes <= ROOM * machine.memory_bytes()
 
 
 def _parts(cells: list[Replicas]) -> list[Cell]:

@@ -22,8 +22,8 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 from llama_meter.measure.request import NOTHING, Sweep
-from llama_meter.models import given, registry
-from llama_meter.models.registry import GIVEN
+from llama_meter.models import registry
+from llama_meter.models.registry import FILE_SCALE
 
 WORKLOAD = "plamo_study.studies.latency.work"
 PATIENCE = 3  # times the usual limit: a load at full size, or a long prompt, takes minutes
@@ -122,9 +122,9 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 def _loads(file: File) -> tuple[float, ...]:
     """Requests a second at which policies are compared on a file, ascending; of a file that was given by its size."""
-    if file[1] != GIVEN:
+    if file[1] != FILE_SCALE:
         return LOADS[file[1]]
-    return tuple(float(f"{load * SIZE / given.FILES[file].n_bytes:.2g}") for load in LOADS["shape"])
+    return tuple(float(f"{load * SIZE / registry.FILES[file].n_bytes:.2g}") for load in LOADS["shape"])
 
 
 # ------------------------------------------------------------------ simulated fleets

@@ -17,7 +17,7 @@ from llama_meter.cells import Hybrid
 from llama_meter.engine import library
 from llama_meter.engine.session import EngineError, Session, SessionConfig
 from llama_meter.models import tensors
-from llama_meter.models.registry import FILE_TYPES
+from llama_meter.models.recipes import KINDS
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured
 from plamo_study.studies.right_answers import architectures
@@ -348,7 +348,7 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
         stage("writing the file")
         file = architectures.write(cell.model, Path(folder), cell.form)
         if cell.dtype != "F32":
-            library.quantize(file, file.with_suffix(".quantized"), FILE_TYPES[cell.dtype][0])
+            library.quantize(file, file.with_suffix(".quantized"), KINDS[cell.dtype])
             file = file.with_suffix(".quantized")
         digest = tensors.read_sha256(file)
         stage(cell.question)

@@ -93,7 +93,7 @@ def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 
 def _check_vocabulary(base: Speculate, draft: File) -> None:
-    own, other = (registry.spec(name, registry.GIVEN).vocab for name in (base.model, draft[0]))
+    own, other = (registry.spec(name, registry.FILE_SCALE).vocab for name in (base.model, draft[0]))
     if own != other:
         why = f"has {other:,} tokens, and {base.model} has {own:,}: a drafted token would mean another text"
         raise StudyError(f"draft_file {draft[0]}", why, "draft with a model of the target's vocabulary")

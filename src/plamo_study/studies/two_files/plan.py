@@ -22,7 +22,7 @@ from llama_meter.measure.plan import (
     with_gates,
 )
 from llama_meter.measure.request import NOTHING, Sweep
-from llama_meter.models.registry import GIVEN
+from llama_meter.models.registry import FILE_SCALE
 
 WORKLOAD = "plamo_study.studies.two_files.work"
 REFERENCE, TEXT, OTHER_TEXT = "F16", "python-heldout", "english-heldout"
@@ -52,7 +52,7 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = _on(change(base, n_threads=1, n_gpu_layers=-1 if gpu else 0), TEXT)
     if sweep.files:
         (model, _, dtype), *others = _of_one_model(sweep)
-        base = change(base, model=model, scale=GIVEN, dtype=dtype, candidates=tuple(name for _, _, name in others))
+        base = change(base, model=model, scale=FILE_SCALE, dtype=dtype, candidates=tuple(name for _, _, name in others))
         base = change(base, n_threads=threads_of(sweep), n_chunks=GIVEN_TEXTS, n_gen=GIVEN_WRITTEN)
         cells = list(_of_lengths(base, sweep))
     elif scale != "mini":

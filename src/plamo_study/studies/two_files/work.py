@@ -31,7 +31,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import phases, sessions, watch
 from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import parting, tolerance
-from llama_meter.models.registry import GIVEN
+from llama_meter.models.registry import FILE_SCALE
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
 from plamo_study.studies.quantization import work as quality
@@ -79,7 +79,7 @@ def run(cell: Handover, path: Path, stage: Stage, *others: Path) -> Measured:
     library.capture_log([])
     tally, samples = Tally(), []
     given = dict(zip((cell.dtype, *cell.candidates), (path, *others), strict=False))
-    files = given if cell.scale == GIVEN else quality.files(cell, path)
+    files = given if cell.scale == FILE_SCALE else quality.files(cell, path)
     with ExitStack() as stack:
         n_tokens = cell.n_ctx + cell.n_gen
         config = quality.config(cell, n_tokens)

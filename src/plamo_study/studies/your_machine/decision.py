@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from llama_meter.limits import DRIFT_LIMIT, RIGHT
-from llama_meter.models import given
+from llama_meter.models import registry as models
 from llama_meter.stats import FEW, Estimate, selected
 from plamo_study.read.recording import read
 from plamo_study.show.findings import figure, name, number
@@ -420,5 +420,5 @@ class Decision:
 
 def path_of(fact: Model) -> str:
     """A file's name: as it was given, else as this repository writes it."""
-    own = given.FILES.get((fact["name"], fact["scale"], fact["dtype"]))
+    own = models.FILES.get((fact["name"], fact["scale"], fact["dtype"]))
     return own.path.name if own else f"{fact['name']}.{fact['scale']}.{fact['dtype']}.gguf"

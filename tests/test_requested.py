@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from pathlib import Path
 
 import foreign_models
 import pytest
@@ -15,7 +16,8 @@ from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
 from llama_meter.measure import machine, plan as shared, proof, request
 from llama_meter.measure.files import model_fact
-from llama_meter.models import given, registry, synthetic, tensors
+from llama_meter.models import registry, synthetic, tensors
+from llama_meter.models.check import paths_of, requested
 from plamo_study.measurements import measurements
 from plamo_study.studies.latency import plan as latency
 from plamo_study.studies.right_answers import architectures
@@ -31,8 +33,7 @@ def fresh(tmp_path, monkeypatch):
     """Nothing is remembered from other tests or written into the checkout, and ceilings are measured in a moment."""
     monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
     monkeypatch.setattr(paths, "MEASURED", tmp_path / "measured")
-    for module, name in ((given, "FILES"), (registry, "_given"), (registry, "_paths")):
-        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(registry, "FILES", {})
     monkeypatch.setitem(shared.MATMUL_SIZE, "file", 256)
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
 
@@ -46,11 +47,11 @@ def test_a_file_is_named_and_typed_by_its_header_wherever_it_lies(tmp_path):
     folder = tmp_path / "some dir"
     folder.mkdir()
     path = shutil.copy(MINI, folder / "モデル.Q4_K_M.gguf")
-    [found] = given.give(str(path))
+    [found] = requested(str(path))
     assert found.spec.arch == "plamo2"
     assert found.dtype == "F16", "the header says so, whatever the name says"
     assert found.file == (found.spec.name, "file", "F16")
-    assert given.has_oracle(found.file)
+    assert found.has_oracle
     assert (found.n_bytes, found.sha256) == (path.stat().st_size, tensors.sha256(path))
     assert sorted(folder.iterdir()) == [path], "nothing is written beside it"
 
@@ -59,26 +60,26 @@ def test_a_file_without_a_name_bears_its_own_and_one_without_a_suffix_is_read(tm
     blob = foreign_models.write(tmp_path / "blob.gguf", layers=3).rename(tmp_path / "sha256-0a1b")
     link = tmp_path / "linked.Q8_0.gguf"
     link.symlink_to(foreign_models.write(tmp_path / "else.gguf", layers=4).rename(tmp_path / "sha256-0a1c"))
-    assert [each.spec.name for each in given.give([str(llama)])] == ["llama, tiny"]
-    assert given.give(str(blob))[0].spec.name == "sha256-0a1b"
-    assert given.give(str(link))[0].spec.name.startswith("linked")
+    assert [each.spec.name for each in requested([str(llama)])] == ["llama, tiny"]
+    assert requested(str(blob))[0].spec.name == "sha256-0a1b"
+    assert requested(str(link))[0].spec.name.startswith("linked")
 
 
 def test_several_files_are_told_apart_even_by_one_name(tmp_path):
     a = foreign_models.write(tmp_path / "a.gguf", name="same")
     b = foreign_models.write(tmp_path / "b.gguf", name="same", layers=3)
-    first, second = given.give(f"{a}, {b}")
+    first, second = requested(f"{a}, {b}")
     assert first.spec.name == "same"
     assert second.spec.name == f"same {second.sha256[:6]}"
-    assert given.give([str(a), str(a)]) == [first]
+    assert requested([str(a), str(a)]) == [first]
 
 
 def test_a_path_with_commas_and_a_list_are_read_as_meant(tmp_path, llama, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert given.split(str(llama)) == [llama]
-    assert given.split("~/llama, tiny.gguf") == [llama]
-    assert given.split(f'["{llama}", "x.gguf"]') == [llama, given.Path("x.gguf")]
-    assert given.split("a.gguf,b.gguf") == [given.Path("a.gguf"), given.Path("b.gguf")]
+    assert paths_of(str(llama)) == [llama]
+    assert paths_of("~/llama, tiny.gguf") == [llama]
+    assert paths_of(f'["{llama}", "x.gguf"]') == [llama, Path("x.gguf")]
+    assert paths_of("a.gguf,b.gguf") == [Path("a.gguf"), Path("b.gguf")]
 
 
 @pytest.fixture
@@ -100,12 +101,12 @@ def change_in_place(path):
 
 @pytest.mark.parametrize("change", [lambda path: os.utime(path, ns=(1, 1)), change_in_place])
 def test_a_file_is_hashed_once_as_long_as_it_looks_the_same(change, llama, read):
-    given.give(str(llama))
+    requested(str(llama))
     read.clear()
-    given.give(str(llama))
+    requested(str(llama))
     assert read == []
     change(llama)
-    after = given.give(str(llama))[0].sha256
+    after = requested(str(llama))[0].sha256
     assert read == [llama]
     assert after == hashlib.sha256(llama.read_bytes()).hexdigest()
 
@@ -123,7 +124,7 @@ def test_a_file_of_the_project_s_own_is_hashed_once_and_its_pin_is_held_against_
 
 
 def test_its_fact_says_what_it_is_and_not_where_it_lies(tmp_path, llama):
-    [found] = given.give(str(llama))
+    [found] = requested(str(llama))
     fact = model_fact(*found.file)
     assert fact["sha256"] == found.sha256
     assert fact["shape"]["layers"] == foreign_models.LAYERS
@@ -134,7 +135,7 @@ def test_its_fact_says_what_it_is_and_not_where_it_lies(tmp_path, llama):
 def test_a_file_that_only_a_repair_makes_measurable_is_refused_with_the_command(tmp_path):
     path = synthetic.write(registry.spec("plamo-2-1b", "mini"), "F16", tmp_path / "arrays.gguf", head_count_array=True)
     with pytest.raises(StudyError, match="models check FILE --repair"):
-        given.give(str(path))
+        requested(str(path))
 
 
 def test_users_rates_and_slots_reach_a_server_of_the_file(llama):
@@ -201,16 +202,16 @@ def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context
     cells = [cell for cell in latency.disaggregation("shape", sweep=varied).cells if cell.workload == "shipment"]
     assert {cell.n_prompt for cell in cells} == {16, 48}
     usual = latency.disaggregation("shape", sweep=request.sweep(files=str(llama)))
-    longest = given.FILES[varied.files[0]].spec.context_length
+    longest = registry.FILES[varied.files[0]].spec.context_length
     assert all(sum(cell.shape[1:]) <= longest for cell in usual.cells)
 
 
 @pytest.mark.skipif(not (builds.folder("architectures") / "engine.toml").exists(), reason="the generator is not built")
 @pytest.mark.parametrize("name", ["plamo2-dense", "qwen3next-moe"])
 def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by_its_consistency(name, tmp_path):
-    [found] = given.give(str(architectures.write(name, tmp_path)))
+    [found] = requested(str(architectures.write(name, tmp_path)))
     assert found.spec.name == name, "its header says that it has no name"
-    assert not given.has_oracle(found.file), "PLaMo's own have scales and ropes that the oracle does not compute"
+    assert not found.has_oracle, "PLaMo's own have scales and ropes that the oracle does not compute"
     wanted = request.sweep(files=str(found.path), n_prompt="16", n_gen="4")
     [gate] = your_machine.your_machine("shape", sweep=wanted).gates
     assert gate.judges == "consistent"
