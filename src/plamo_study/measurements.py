@@ -36,7 +36,6 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "service": ["mode", "per_second"],
     "03-replicas": ["n_processes", "policy", "use_mmap", "killed"],
     "traffic": ["rule", "per_second"],
-    "relay": ["writer", "writer_dtype", "n_processes"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 SPEEDS = {  # of a kind of work that times one thing: metric, unit, and the field that holds the work of one sample

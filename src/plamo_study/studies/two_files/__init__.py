@@ -1,13 +1,13 @@
 """B-two-files: can one file read and another write?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies.chapter import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "B-two-files",
     "can one file read and another write",
     {
         "B-pairs": Study("plan.pairs", at_mini=True),
-        "B-requests": Study("plan.requests"),
+        "B-requests": Study(HISTORY, aside=True),
     },
     of_pairs=True,
 )

@@ -1,26 +1,12 @@
-"""Which cells the study of two files measures: prompts read in one type and answered in another.
-
-What an answer loses is held on the trained embedded models; what a request takes is timed at full size.
-"""
+"""Which cells the study of two files measures: what an answer loses that is read in one type and written in another."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llama_meter.cells import File, Handover, Relay
+from llama_meter.cells import File, Handover
 from llama_meter.errors import StudyError
 from llama_meter.measure import texts
-from llama_meter.measure.plan import (
-    MODELS,
-    Plan,
-    change,
-    check_scale,
-    fits,
-    lean,
-    one,
-    scale_of,
-    threads_of,
-    with_gates,
-)
+from llama_meter.measure.plan import MODELS, Plan, change, one, scale_of, threads_of, with_gates
 from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models.registry import FILE_SCALE
 
@@ -35,10 +21,6 @@ PROMPT, WRITTEN, TEXTS, LONGER = 256, 64, 32, 256  # tokens read and written, te
 LENGTHS = {64: 32, 1024: 24, 2048: 16}  # other prompts, and texts of each
 TIME_LIMIT_S = 1800.0
 GIVEN_TEXTS, GIVEN_WRITTEN = 8, 32  # for a reader's files
-
-SHAPES = ((64, 64), (512, 32), (128, 128))  # tokens read and written: chat, retrieval, code
-SEVERAL, READ_EACH, WRITTEN_EACH = 8, 64, 16  # answers at once, and tokens of each
-FLOAT, READS, WRITES, OTHER = "F16", "Q5_K_M", "Q4_0", "Q4_K_M"
 
 
 def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -93,55 +75,10 @@ def _of_lengths(base: Handover, sweep: Sweep) -> Iterator[Handover]:
     yield from (change(cell, n_ctx=n_ctx) for n_ctx in sweep.n_prompt or (PROMPT,))
 
 
-def is_pair(sweep: Sweep) -> bool:
-    """Whether the files of a sweep are two or more of one model."""
-    return len(sweep.files) > 1 and len({model for model, _, _ in sweep.files}) == 1
-
-
 def _of_one_model(sweep: Sweep) -> tuple[File, ...]:
     """The files of a sweep. StudyError unless they are two or more of one model."""
     names = dict.fromkeys(model for model, _, _ in sweep.files)
-    if not is_pair(sweep):
+    if len(names) > 1 or len(sweep.files) < 2:
         why = f"are of {len(names)} models: {', '.join(names)}" if len(names) > 1 else "is one, and two are needed"
         raise StudyError("files", why, "give two files of one model, such as -p files a.F16.gguf,a.Q4_0.gguf")
     return sweep.files
-
-
-def requests(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """Whole requests: read and written by one file, and by two; of three shapes, and several at once.
-
-    Three processes a cell, a quarter of an hour on two slow cores. `sweep`: files of one model, or types of the first,
-    of which each reads for those after it; tokens read, tokens written, threads.
-    """
-    check_scale(scale)
-    base = Relay(n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
-    shapes = [(read, written) for read in sweep.n_prompt or (PROMPT,) for written in sweep.n_gen or (WRITTEN,)]
-    shapes = shapes if sweep.n_prompt or sweep.n_gen else list(SHAPES)
-    if sweep.files or sweep.dtypes:
-        files = _of_one_model(sweep) if sweep.files else tuple((MODELS[0], scale, name) for name in sweep.dtypes)
-        readers = [(file, other) for at, file in enumerate(files) for other in files[at:]]
-        wanted = [_request(base, *pair, shape) for shape in shapes for pair in readers]
-    else:
-        models = MODELS if scale == "mini" else MODELS[:1]
-        wanted = [cell for model in models for cell in _of_types(base, model, scale, shapes)]
-    cells = tuple(cell for cell in dict.fromkeys(wanted) if fits(cell))
-    planned = lean("B-requests", scale_of(scale, sweep), cells, needed=2 if sweep.files else 3)
-    return replace(planned, workload=WORKLOAD)
-
-
-def _request(base: Relay, reader: File, writer: File, shape: tuple[int, int]) -> Relay:
-    model, scale, dtype = reader
-    cell = change(base, model=model, scale=scale, dtype=dtype, n_prompt=shape[0], n_gen=shape[1])
-    return cell if reader == writer else change(cell, writer=writer[0], writer_dtype=writer[2])
-
-
-def _of_types(base: Relay, model: str, scale: str, shapes: list[tuple[int, int]]) -> Iterator[Relay]:
-    """The requests of one of our own models, in order of need."""
-    both = [(WRITES, WRITES), (READS, WRITES)]
-    others = [(OTHER, OTHER), (READS, READS), (READS, OTHER), (FLOAT, FLOAT)]
-    wanted = [(shape, pair, 1) for shape in shapes for pair in (*both, (FLOAT, WRITES))]
-    wanted += [(shapes[0], pair, 1) for pair in others]
-    wanted += [((READ_EACH, WRITTEN_EACH), pair, SEVERAL) for pair in both]
-    wanted += [(shape, (AS_LARGE, AS_LARGE), 1) for shape in shapes if model == MODELS[0]]
-    for shape, (reader, writer), n_seq in wanted:
-        yield change(_request(base, (model, scale, reader), (model, scale, writer), shape), n_seq=n_seq)

@@ -9,9 +9,6 @@ number per text, of a pair "A>B" (read by A, written by B): `kld/A>B`, a sum ove
 written in `dtype`, `near/A>B` and `far/A>B` (of the first and the last `STEP` tokens). `distance/A>B` of these: KLD of
 every `STEP` tokens, the mean a token over all texts. Of parts: `kld/A>B/PART`, where B read the prompt itself and only
 PART of the state is A's. Of free answers: `same/A>B`, tokens until a greedy answer leaves the reference's own.
-
-A cell of kind "relay" times requests whose tokens are random. Several are read one after the other and written
-together. One file alone reads the prompt to its end, which gives the first token, and moves nothing.
 """
 
 import time
@@ -21,15 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 
-from llama_meter.cells import Handover, Relay
+from llama_meter.cells import Handover
 from llama_meter.engine import library
 from llama_meter.engine.session import EngineError, Session
 from llama_meter.engine.states import PARTS, spliced
-from llama_meter.errors import StudyError
-from llama_meter.measure import phases, sessions, watch
-from llama_meter.measure.plan import change
+from llama_meter.measure import phases
 from llama_meter.measure.tolerance import parting, tolerance
 from llama_meter.models.registry import FILE_SCALE
 from llama_meter.oracle.compare import relative_error
@@ -38,7 +32,6 @@ from plamo_study.studies.quantization import work as quality
 from plamo_study.studies.two_files.law import STEP
 
 NONE, ALL = "none", "all"  # of the parts
-WARM_TOKENS, WARM_STEPS = 32, 2  # of a relay, evaluated by each file before anything is timed, with as many sequences
 Sessions = dict[str, Session]
 Stage = Callable[[str], None]
 clock = time.perf_counter_ns
@@ -228,117 +221,4 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
     return seen | {"truncated_refused": refuses(session, own[: len(own) // 2], n_past)}
 
 
-# ------------------------------------------------------------------ whole requests
-
-
-def relay(cell: Relay, path: Path, stage: Stage, *others: Path) -> Measured:
-    """Measure requests. `samples_ns`: of every repetition the time to read, to save and to load states, and to write.
-
-    `series`: "resident", bytes of the process's memory before any file and after each was loaded and used; "load" (s)
-    of each file. `n_bytes`: of one state. StudyError for files of two vocabularies.
-    """
-    library.capture_log([])
-    opened, loads, warmup, resident = list[Session](), list[float](), 0, [float(psutil.Process().memory_info().rss)]
-    n_tokens = cell.n_prompt + cell.n_gen
-    with ExitStack() as stack:
-        for file in (path, *others):
-            stage(f"load {len(opened) + 1}")
-            config, start = sessions.config(cell, n_tokens, n_seq_max=cell.n_seq, swa_full=False), clock()
-            opened.append(stack.enter_context(Session(file, config)))
-            loads.append((clock() - start) / 1e9)
-            start = clock()
-            shape = cell.repetitions, cell.n_seq, n_tokens
-            tokens = sessions.random_tokens(cell.seed, opened[-1].n_vocab, *shape)
-            _warm(opened[-1], tokens[0, 0])
-            warmup += clock() - start
-            resident.append(float(psutil.Process().memory_info().rss))
-        reader, writer = opened[0], opened[-1]
-        if reader.n_vocab != writer.n_vocab:
-            why = f"knows {writer.n_vocab} tokens, and the reader {reader.n_vocab}"
-            raise StudyError("the writer", why, "give two files of one model")
-        samples, evaluated = [], 0
-        for streams in tokens:
-            stage("requests")
-            spent, states, logits, n_evaluated = _answered(cell, reader, writer, streams)
-            samples.append(spent)
-            evaluated += n_evaluated
-        stage("proof")
-        checks = _proved(cell, reader is writer, writer, tokens[-1], states, logits)
-    checks["evaluated"] = evaluated == tokens.size - cell.repetitions * cell.n_seq
-    return Measured(
-        samples_ns=samples,
-        warmup_ns=[warmup],
-        load_ns=int(1e9 * sum(loads)),
-        n_evaluated=evaluated,
-        n_bytes=len(states[0]),
-        checks=checks,
-        series={"resident": resident, "load": loads},
-        valid=passed(checks),
-    )
-
-
-def _warm(session: Session, stream: np.ndarray) -> None:
-    """A short prompt, its state in every sequence, and some steps of all of them."""
-    n = min(WARM_TOKENS, len(stream) - WARM_STEPS)
-    session.prefill({0: stream[:n]})
-    state, sequences = session.read_state(0), range(session.config.n_seq_max)
-    for seq in sequences:
-        session.set_state(seq, state, n)
-    for token in stream[n : n + WARM_STEPS].tolist():
-        session.decode(dict.fromkeys(sequences, token))
-    session.clear()
-
-
-def _answered(
-    cell: Relay, reader: Session, writer: Session, streams: np.ndarray
-) -> tuple[list[int], list[bytes], list[np.ndarray], int]:
-    """One repetition: its times, the state of each request's prompt, the last logits of each answer, tokens evaluated.
-
-    The writer may be the reader itself, and then moves nothing.
-    """
-    alone = reader is writer
-    end = cell.n_prompt - (0 if alone else 1)  # tokens that are read
-    steps = [dict(enumerate(step)) for step in streams[:, end:-1].T.tolist()]
-    writer.clear()
-    taken, states, evaluated = np.zeros(4, int), list[bytes](), 0
-    with watch.timed():
-        for seq, stream in enumerate(streams):
-            if not alone:
-                reader.clear()
-            stamps = [clock()]
-            reader.prefill({seq if alone else 0: stream[:end]})
-            stamps.append(clock())
-            if alone:
-                taken[0] += stamps[1] - stamps[0]
-                continue
-            state = reader.read_state(0)
-            stamps.append(clock())
-            writer.set_state(seq, state, end)
-            stamps.append(clock())
-            taken[:3] += np.diff(stamps)
-            states.append(state.tobytes())
-            evaluated += reader.n_evaluated
-    states = states or [writer.get_state(seq) for seq in range(cell.n_seq)]
-    with watch.timed():
-        taken[3] = sum(phases.time_steps(writer, steps))
-    last = [writer.logits(row) for row in range(cell.n_seq)]
-    return taken.tolist(), states, last, evaluated + writer.n_evaluated
-
-
-def _proved(
-    cell: Relay, alone: bool, writer: Session, streams: np.ndarray, states: list[bytes], last: list[np.ndarray]
-) -> dict[str, float | bool]:
-    """The first and the last answer, alone and in one call from the state of their prompts."""
-    end = cell.n_prompt - (0 if alone else 1)
-    limit = max(tolerance(cell), tolerance(change(cell, dtype=cell.writer_dtype or cell.dtype)))
-    errors, identical = [], True
-    for seq in sorted({0, cell.n_seq - 1}):
-        take(writer, states[seq], end)
-        identical &= alone or writer.get_state(0) == states[seq]
-        errors.append(relative_error(last[seq], writer.prefill({0: streams[seq, end:-1]})[0][-1]))
-    error = max(errors)
-    checks: dict[str, float | bool] = {"second_path_error": error, "second_path": error <= limit, "tolerance": limit}
-    return checks | {"finite": bool(np.isfinite(last).all()), "state_identical": identical}
-
-
-RUNS = {Handover: run, Relay: relay}
+RUNS = {Handover: run}
