@@ -1,7 +1,4 @@
-"""Chapter 3: everyone's answer is their own, a crash takes one replica, memory is counted where it is, none is left.
-
-Real processes, really killed.
-"""
+"""Chapter 3: everyone's answer is their own, and memory is counted where it is. In real processes."""
 
 import os
 from dataclasses import replace
@@ -20,8 +17,6 @@ from plamo_study.studies.batch_scaling import plan
 
 WORKLOAD = plan.replicas("mini").workload
 PROMPT, STEPS = 16, 12
-KILLS, ROWS = 3, 6
-LONGEST_S, PATIENCE_S = 0.8, 10.0
 
 
 def replicas(n_processes, n_seq, model=HYBRID, **fields):
@@ -36,7 +31,7 @@ def run(cell):
 def test_every_sequence_gets_the_answer_that_it_gets_alone():
     measured = run(replicas(2, 2, ATTENTION))
     assert measured.valid, measured.checks
-    assert len(measured.series["error"]) == len(measured.requests) == 4
+    assert len(measured.requests) == 4
     assert measured.n_evaluated == 4 * (PROMPT + STEPS)
     for request in measured.requests:
         assert len(request.token_ns) == STEPS + 1
@@ -49,18 +44,6 @@ def test_prompts_that_share_a_call_are_mixed_up_in_one_process():
     together = run(replicas(1, 2, policy="packed"))
     assert together.valid is False
     assert together.checks["second_path_error"] > 0.05
-
-
-@pytest.mark.long
-def test_a_killed_replica_takes_its_own_requests_and_no_others():
-    steps = 20 * STEPS
-    measured = run(replicas(2, 2, killed=1, n_gen=steps))
-    assert measured.valid, measured.checks
-    kept, lost = measured.requests[:2], measured.requests[2:]
-    assert [len(request.token_ns) for request in kept] == [steps + 1] * 2
-    assert not any(request.failure for request in kept)
-    assert all("killed" in request.failure and (steps + 1) // 2 < len(request.token_ns) <= steps for request in lost)
-    assert measured.checks["finished"] == 2
 
 
 @pytest.mark.long
@@ -89,6 +72,3 @@ def test_an_arrangement_is_judged_by_what_others_took_and_not_by_its_own_waiting
         assert not marked(replicas(*arrangement), waited_ns=10**9)
         assert marked(replicas(*arrangement), others_ns=10**9)
     assert marked(mini("decode", n_gen=4), waited_ns=10**9)
-
-
-# ------------------------------------------------------------------ kill -9

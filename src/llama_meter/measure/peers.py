@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,25 +47,19 @@ def take(line: Connection, n_bytes: int) -> np.ndarray:
     return data
 
 
-class Peer:
+class Peer(NamedTuple):
     """A process that was started, called `name`, and the connection to it."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], line: Connection):
-        self.name, self.process, self.line = name, process, line
-
-    def kill(self) -> None:
-        """End it as the system does when memory runs out; nothing happens where it has ended."""
-        self.process.kill()
-        self.process.wait()
-        self.line.close()
+    name: str
+    process: subprocess.Popen[bytes]
+    line: Connection
 
 
 @contextmanager
-def started(module: str, tasks: Mapping[str, msgspec.Struct], files: Sequence[int] = ()) -> Iterator[dict[str, Peer]]:
+def started(module: str, tasks: Mapping[str, msgspec.Struct]) -> Iterator[dict[str, Peer]]:
     """Start a process for each task, by its name, which does `serve(task, connection)` of a module of ours.
 
-    They belong to this worker's group, so none outlives it, however it ends (`process.work`). `files`: file descriptors
-    that they inherit. One that is taken out of the dictionary is missed by nobody.
+    They belong to this worker's group, so none outlives it, however it ends (`process.work`).
     StudyError names the process that ended, where one did.
     """
     peers: dict[str, Peer] = {}
@@ -73,7 +68,7 @@ def started(module: str, tasks: Mapping[str, msgspec.Struct], files: Sequence[in
             near, far = Pipe()
             command = children.python("-m", __name__, str(far.fileno()), module)
             with far:  # only the process keeps this end, and its death closes the connection
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[far.fileno(), *files])
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[far.fileno()])
             peers[name] = Peer(name, process, near)
             near.send(task)
         yield peers
@@ -81,7 +76,9 @@ def started(module: str, tasks: Mapping[str, msgspec.Struct], files: Sequence[in
         raise _missed(list(peers.values()), error) from error
     finally:
         for peer in peers.values():
-            peer.kill()
+            peer.process.kill()
+            peer.process.wait()
+            peer.line.close()
 
 
 def _missed(peers: Sequence[Peer], error: Exception) -> StudyError:

@@ -85,8 +85,8 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
 def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Chapter 3: equal cores and equal requests, the weights mapped or private, repacked or not.
 
-    For the first model also: a replica is killed, and the prompts of a process share a call. `sweep`: other files,
-    numbers of sequences, or threads.
+    For the first model also: the prompts of a process share a call. `sweep`: other files, numbers of sequences, or
+    threads.
     """
     check_scale(scale)
     own, files, totals = scale_of(scale, sweep), files_of(scale, sweep), sweep.n_seq or TOTALS
@@ -96,8 +96,7 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     fewer = [cell for group in rest for cell in group]
     fewest = (rest or [first])[-1]
     limits = limits_of(files, scale, sweep, gpu, (base.n_threads,))
-    crash = [change(cell, killed=1) for cell in fewest if cell.n_processes == 2]
-    needed = [cell for cell in (*first, *limits, *crash, *_parts(first)) if _fits(cell)]
+    needed = [cell for cell in (*first, *limits, *_parts(first)) if _fits(cell)]
     second = [on_file(cell, file) for file in files[1:] for cell in (*first, *fewer)]
     kinds = [(base.dtype, False), *([] if sweep.files else [(REPACKED, True), (REPACKED, False)])]
     by_kind = [change(cell, dtype=dtype, use_mmap=mapped) for dtype, mapped in kinds for cell in fewest]
