@@ -9,16 +9,20 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from llama_meter.cells import OnModel
 from llama_meter.engine import library
 from llama_meter.engine.bindings import llama
 from llama_meter.engine.ggml import TYPES
+from llama_meter.limits import FIRST_TOKEN
 
 Policy = Literal["per_sequence", "packed"]
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
 Part = Literal["everything", "fixed"]
 STATE_PARTS = {"everything": 0, "fixed": 1}  # llama.h, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
-CONTEXT = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "swa_full", "kv_unified", "n_rs_seq")
+CONTEXT = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "swa_full", "kv_unified", "n_rs_seq")
+OF_CELL = ("n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap")
+LAST = slice(-1, None)  # of the tokens of a sequence in a call
 WITHOUT = {"n_rs_seq": 0, "kv_unified": False, "swa_full": True}  # what a release does that has no such setting
 LONGEST = 1024  # bytes of a token's text
 NO_DEVICES = (ctypes.c_void_p * 1)()  # an empty list of GPUs
@@ -43,7 +47,6 @@ class SessionConfig:
     n_ubatch: int = 512
     n_seq_max: int = 1
     n_threads: int = 1
-    n_threads_batch: int = 1
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
@@ -52,6 +55,11 @@ class SessionConfig:
     use_mmap: bool = True
     kv_unified: bool = False
     n_rs_seq: int = 0
+
+    @classmethod
+    def of(cls, cell: OnModel, n_ctx_seq: int, **changes: Any) -> Self:
+        """The context of a cell with room for `n_ctx_seq` tokens per sequence; `changes` are fields that differ."""
+        return cls(n_ctx_seq, **{name: getattr(cell, name) for name in OF_CELL} | changes)
 
 
 class Session:
@@ -96,6 +104,7 @@ class Session:
         params.n_ctx = config.n_ctx_seq * config.n_seq_max
         for name in CONTEXT:
             set_field(params, name, getattr(config, name))
+        params.n_threads_batch = config.n_threads
         params.type_k, params.type_v = TYPES[config.type_k.upper()], TYPES[config.type_v.upper()]
         if hasattr(params, "flash_attn_type"):
             params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
@@ -146,27 +155,29 @@ class Session:
             for start in range(0, len(tokens), self.n_batch):
                 part = slice(start, start + self.n_batch)
                 cut = {seq: tokens[part][seq_ids[part] == seq] for seq in dict.fromkeys(seq_ids[part].tolist())}
-                for seq, rows in self._call(cut.items(), slice(None if every else -1, None)):
-                    logits[seq] += [self.logits(row) for row in (rows if every else rows[-1:])]
-        return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}
+                for seq, rows in self.evaluate(cut.items(), slice(None) if every else LAST).items():
+                    logits[seq].append(rows.copy())
+        return {seq: np.concatenate(rows if every else rows[-1:]) for seq, rows in logits.items()}
 
-    def evaluate(self, call: Sequence[tuple[int, np.ndarray]]) -> dict[int, np.ndarray]:
-        """Evaluate the next tokens of several sequences in one `llama_decode`; last logits (n_vocab,) by sequence."""
-        return {seq: self.logits(rows[-1]) for seq, rows in self._call(call, slice(-1, None))}
+    def evaluate(
+        self, parts: Iterable[tuple[int, np.ndarray]], outputs: slice | list[int] = LAST
+    ) -> dict[int, np.ndarray]:
+        """Evaluate the next tokens of sequences in one `llama_decode`; logits (n_outputs, n_vocab) by sequence.
 
-    def evaluate_at(self, tokens: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-        """Evaluate the next tokens (n,) of sequence 0 in one `llama_decode`; logits (n_rows, n_vocab) at `rows`."""
-        self._call([(0, tokens)], list(rows))
-        return np.stack([self.logits(row) for row in rows])
-
-    def verify(self, drafts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Evaluate the next tokens (n,) of each sequence in one `llama_decode`; logits (n, n_vocab).
-
-        Views of the engine's buffer, which the next call overwrites.
+        `outputs`: which tokens of each part get logits. They are views of the engine's buffer, which the next call
+        overwrites.
         """
-        rows = self._call(drafts.items(), slice(None))
-        logits = self.outputs(sum(map(len, drafts.values())))
-        return {seq: logits[part.start : part.stop] for seq, part in rows}
+        n, ends = 0, {}
+        for seq, tokens in parts:
+            at = slice(n, n := n + len(tokens))
+            self._token[at], self._seq[at], self._output[at] = tokens, seq, 0
+            self._output[at][outputs] = 1
+            self._pos[at] = self.n_past[seq] + np.arange(len(tokens))
+            self.n_past[seq] += len(tokens)
+            ends[seq] = int(self._output[:n].sum())
+        self._run(n)
+        logits = np.split(self.outputs(int(self._output[:n].sum())), list(ends.values()))
+        return dict(zip(ends, logits, strict=False))
 
     def decode(self, tokens: Mapping[int, int]) -> None:
         """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
@@ -181,24 +192,7 @@ class Session:
         A view of the engine's buffer, which the next call overwrites: row i predicts token first + 1 + i.
         """
         self.clear()
-        self._call([(0, tokens)], slice(first, len(tokens) - 1))
-        return self.outputs(len(tokens) - 1 - first)
-
-    def _call(self, parts: Iterable[tuple[int, np.ndarray]], outputs: slice | list[int]) -> list[tuple[int, range]]:
-        """Evaluate the next tokens of sequences in one `llama_decode`; each sequence with the batch rows of its tokens.
-
-        `outputs`: which tokens of each part get logits.
-        """
-        n, rows = 0, []
-        for seq, tokens in parts:
-            at = slice(n, n := n + len(tokens))
-            self._token[at], self._seq[at], self._output[at] = tokens, seq, 0
-            self._output[at][outputs] = 1
-            self._pos[at] = self.n_past[seq] + np.arange(len(tokens))
-            self.n_past[seq] += len(tokens)
-            rows.append((seq, range(at.start, n)))
-        self._run(n)
-        return rows
+        return self.evaluate([(0, tokens)], slice(first, len(tokens) - 1))[0]
 
     def outputs(self, n: int) -> np.ndarray:
         """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view that the next one overwrites."""
@@ -301,6 +295,11 @@ class Session:
         ):
             setattr(batch, field, array.ctypes.data_as(pointer))
         return batch
+
+
+def random_tokens(seed: int | list[int], n_vocab: int, *shape: int) -> np.ndarray:
+    """Random tokens of a shape, int32: speed does not depend on them."""
+    return np.random.default_rng(seed).integers(FIRST_TOKEN, n_vocab, shape, dtype=np.int32)
 
 
 def _bytes_of(buffer: np.ndarray) -> Any:

@@ -12,10 +12,10 @@ import psutil
 
 from llama_meter.cells import Cell, Decode, Gate, Isolation, MatMul, OnModel, Prefill, Read, Replay
 from llama_meter.engine import kernels, library
-from llama_meter.engine.session import Session
+from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import NotJudgedError, StudyError
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import machine, proof, sessions, watch
+from llama_meter.measure import machine, proof, watch
 from llama_meter.measure.machine import peak_rss
 from llama_meter.measure.proof import Prompts
 from llama_meter.rows import Measured, passed
@@ -242,7 +242,7 @@ def _open(cell: OnModel, path: Path) -> Iterator[tuple[Session, int, list[str]]]
     start = clock()
     n_seq, *tokens = cell.shape
     room = max(sum(tokens), proof.PROBE_TOKENS if isinstance(cell, Replay) else 0)
-    with Session(path, sessions.config(cell, room, n_seq_max=n_seq)) as session:
+    with Session(path, SessionConfig.of(cell, room, n_seq_max=n_seq)) as session:
         yield session, clock() - start, log
 
 

@@ -14,9 +14,8 @@ import numpy as np
 from llama_meter.cells import Calls, Gate, Isolation, OnModel, Replay
 from llama_meter.engine import library
 from llama_meter.engine.nodes import PartSums
-from llama_meter.engine.session import Session
+from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import BACKENDS, DEEP_POSITIONS, FIRST_TOKEN, backend
-from llama_meter.measure import sessions
 from llama_meter.measure.tolerance import attention_tolerance, part_tolerance, tolerance
 from llama_meter.oracle.compare import agreement, relative_error
 from llama_meter.rows import Measured, report_check
@@ -132,7 +131,7 @@ def _consistent(cell: Gate, session: Session) -> Measured:
     for start in range(0, n, CONSISTENT_PIECE):
         pieces = session.prefill({0: first[0][start : start + CONSISTENT_PIECE]})[0][-1]
     errors["pieces"] = relative_error(pieces, whole[0])
-    with Session(session, sessions.config(cell, n, n_seq_max=CONSISTENT_SEQUENCES)) as crowd:
+    with Session(session, SessionConfig.of(cell, n, n_seq_max=CONSISTENT_SEQUENCES)) as crowd:
 
         def together(tokens: Prompts) -> dict[int, np.ndarray]:
             crowd.clear()
@@ -192,7 +191,7 @@ def _long(session: Session, tokens: np.ndarray, inside: np.ndarray) -> np.ndarra
     """Logits at the positions `inside` a prompt that ends with the last of them, and after each of the other tokens."""
     session.clear()
     n = int(inside[-1]) + 1
-    rows = [session.evaluate_at(tokens[:n], inside.tolist())]
+    rows = [session.evaluate([(0, tokens[:n])], inside.tolist())[0].copy()]
     for token in tokens[n:].tolist():
         session.decode({0: token})
         rows.append(session.logits()[None])
@@ -292,5 +291,5 @@ def _by_calls(session: Session, calls: Calls, tokens: Prompts) -> Iterator[tuple
         for seq in (seq for seq, n_tokens in call if n_tokens == 0):
             session.remove_tail(seq, 0)
         parts = [(seq, np.fromiter(islice(streams[seq], n), np.int32, n)) for seq, n in call if n]
-        for seq, row in (session.evaluate(parts) if parts else {}).items():
-            yield (number, seq), row
+        for seq, rows in (session.evaluate(parts) if parts else {}).items():
+            yield (number, seq), rows[-1].copy()

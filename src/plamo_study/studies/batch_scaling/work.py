@@ -16,8 +16,8 @@ import psutil
 
 from llama_meter.cells import Replicas
 from llama_meter.engine import library
-from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.measure import machine, peers, phases, proof, sessions, watch
+from llama_meter.engine.session import Session, SessionConfig, random_tokens
+from llama_meter.measure import machine, peers, phases, proof, watch
 from llama_meter.measure.peers import Go, Peer, clock
 from llama_meter.measure.proof import Prompts
 from llama_meter.rows import Evidence, Measured, Request, passed
@@ -60,8 +60,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 def config(cell: Replicas) -> SessionConfig:
     """The context of one replica, with its share of the threads."""
-    threads = {"n_threads": cell.threads_each, "n_threads_batch": cell.threads_each}
-    return sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, **threads)
+    room = cell.n_prompt + cell.n_gen
+    return SessionConfig.of(cell, room, n_seq_max=cell.n_seq, n_threads=cell.threads_each)
 
 
 def weights(log: str) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def serve(task: Task, line: Connection) -> None:
     with Session(task.path, config(cell)) as session:
         load_ns = clock() - start
         shape = cell.n_seq, cell.n_prompt + cell.n_gen
-        tokens = dict(enumerate(sessions.random_tokens([cell.seed, task.number], session.n_vocab, *shape)))
+        tokens = dict(enumerate(random_tokens([cell.seed, task.number], session.n_vocab, *shape)))
         steps = [{seq: int(t[at]) for seq, t in tokens.items()} for at in range(cell.n_prompt, shape[1])]
         _prompts(session, cell, tokens)
         phases.time_steps(session, steps[:WARM_STEPS])

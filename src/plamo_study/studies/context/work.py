@@ -20,8 +20,8 @@ import numpy as np
 
 from llama_meter.cells import FEW, WALK, WHOLE_WINDOW, Depth, Naive
 from llama_meter.engine import library, states
-from llama_meter.engine.session import Session
-from llama_meter.measure import phases, proof, sessions, watch
+from llama_meter.engine.session import Session, SessionConfig, random_tokens
+from llama_meter.measure import phases, proof, watch
 from llama_meter.measure.machine import peak_rss
 from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import tolerance
@@ -62,9 +62,9 @@ def run(cell: Depth, path: Path, stage: Stage) -> Measured:
     library.capture_log(log)
     room = cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS
     start = clock()
-    with Session(path, sessions.config(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)) as session:
+    with Session(path, SessionConfig.of(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)) as session:
         load_ns, taken = clock() - start, states.memory(log)
-        tokens = sessions.random_tokens(cell.seed, session.n_vocab, room)
+        tokens = random_tokens(cell.seed, session.n_vocab, room)
         stage("warm-up")
         start, timed = clock(), Timed()
         session.clear()
@@ -153,7 +153,7 @@ def _time_part(session: Session, tokens: np.ndarray, rows: tuple[int, ...], time
     depth, before = session.n_past[0], session.n_evaluated
     with watch.timed():
         start = clock()
-        logits = session.evaluate_at(tokens, rows)
+        logits = session.evaluate([(0, tokens)], list(rows))[0].copy()
         timed.parts.append((depth, clock() - start))
     timed.evaluated += session.n_evaluated - before
     return logits
@@ -181,9 +181,9 @@ def loop(cell: Naive, path: Path, stage: Stage) -> Measured:
     library.capture_log([])
     room = cell.n_prompt + cell.n_gen
     start = clock()
-    with Session(path, sessions.config(cell, room, swa_full=False)) as session:
+    with Session(path, SessionConfig.of(cell, room, swa_full=False)) as session:
         load_ns = clock() - start
-        tokens = sessions.random_tokens(cell.seed, session.n_vocab, room - 1)
+        tokens = random_tokens(cell.seed, session.n_vocab, room - 1)
         stage("warm-up")
         start = clock()
         session.prefill({0: tokens[: cell.n_prompt]})

@@ -16,7 +16,7 @@ from llama_meter.engine import library
 from llama_meter.engine.nodes import MicroBatches
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import proof, sessions, watch
+from llama_meter.measure import proof, watch
 from llama_meter.measure.proof import Prompts
 from llama_meter.rows import Measured, Request, passed
 from plamo_study.studies.latency.metrics import before, calls
@@ -70,7 +70,7 @@ def config(cell: Arrival) -> SessionConfig:
     """Session settings: room for the longest sequence in each, and a batch as long as the longest call."""
     n_batch = max(cell.n_batch, *(sum(n for _, n in call) for call in calls(cell)))
     changes = {"n_seq_max": cell.n_seq + 1, "n_batch": n_batch, "kv_unified": cell.kv_unified, "swa_full": False}
-    return sessions.config(cell, max(lengths(cell).values()), **changes)
+    return SessionConfig.of(cell, max(lengths(cell).values()), **changes)
 
 
 def lengths(cell: Arrival) -> dict[int, int]:
@@ -98,7 +98,7 @@ def _evaluate(session: Session, tokens: Prompts, made: Calls) -> tuple[list[int]
             past[seq] += n
     stamps = [clock()]
     for part in parts:
-        logits |= session.evaluate(part)
+        logits |= {seq: rows[-1].copy() for seq, rows in session.evaluate(part).items()}
         stamps.append(clock())
     return stamps, logits
 

@@ -23,9 +23,9 @@ import numpy as np
 
 from llama_meter.cells import PHASES, Service, Shipment, Traffic
 from llama_meter.engine import library
-from llama_meter.engine.session import Session, SessionConfig
+from llama_meter.engine.session import Session, SessionConfig, random_tokens
 from llama_meter.errors import StudyError
-from llama_meter.measure import peers, phases, proof, sessions, watch
+from llama_meter.measure import peers, phases, proof, watch
 from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
@@ -76,9 +76,8 @@ def _reading_threads(cell: Shipment | Split) -> int:
 
 
 def _config(cell: Shipment | Split, n_threads: int) -> SessionConfig:
-    changes = {"n_seq_max": getattr(cell, "n_seq", 1), "n_threads": max(n_threads, 1)}
-    changes |= {"n_threads_batch": changes["n_threads"]}
-    return sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False, **changes)
+    room, n_seq = cell.n_prompt + cell.n_gen, getattr(cell, "n_seq", 1)
+    return SessionConfig.of(cell, room, n_seq_max=n_seq, n_threads=max(n_threads, 1), swa_full=False)
 
 
 def tokens(cell: Shipment | Split, n_vocab: int) -> np.ndarray:
@@ -87,7 +86,7 @@ def tokens(cell: Shipment | Split, n_vocab: int) -> np.ndarray:
     shape = cell.repetitions, cell.n_prompt
     if not isinstance(cell, Shipment):
         shape = cell.n_requests, cell.n_prompt + cell.n_gen
-    return sessions.random_tokens(cell.seed, n_vocab, *shape)
+    return random_tokens(cell.seed, n_vocab, *shape)
 
 
 def warm(session: Session, prompt: np.ndarray) -> None:

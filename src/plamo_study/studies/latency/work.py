@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from llama_meter.cells import PARTS, SPLIT, Arrival, Service, Shipment, Traffic
-from llama_meter.engine.session import Session
+from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import proof, sessions, watch
+from llama_meter.measure import proof, watch
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
@@ -61,7 +61,7 @@ class Live:
         if chunk:
             parts = [(seq, stream[session.n_past[seq] : session.n_past[seq] + 1]) for seq, stream in due]
             parts.append((max(slot, len(decoding)), self.tokens[reading][before : before + chunk]))
-            self.came = session.evaluate(parts)
+            self.came = {seq: rows[-1].copy() for seq, rows in session.evaluate(parts).items()}
         else:
             session.decode({seq: int(stream[session.n_past[seq]]) for seq, stream in due})
             self.came = {}
@@ -112,7 +112,7 @@ def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Me
     if rule == SPLIT:
         return service.answered(cell, path, stage)
     start = clock()
-    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
+    config = SessionConfig.of(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
     with Session(path, config) as session:
         load_ns = clock() - start
         lengths = [n_prompt + n_gen - 1 for n_prompt, n_gen in zip(load.prompt, load.output, strict=True)]

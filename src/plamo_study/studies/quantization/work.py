@@ -19,7 +19,7 @@ import numpy as np
 from llama_meter.cells import Comparison, Depth, OnModel, Quality
 from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.measure import sessions, texts
+from llama_meter.measure import texts
 from llama_meter.rows import Measured, passed
 
 DIGITS = 7  # a float32 has no more
@@ -65,7 +65,7 @@ def files(cell: Comparison, path: Path) -> dict[str, Path]:
 
 def config(cell: OnModel, n_ctx: int) -> SessionConfig:
     """A context for `n_ctx` tokens, set by the cell and otherwise as in llama-perplexity."""
-    return sessions.config(cell, n_ctx, n_batch=n_ctx, swa_full=False)
+    return SessionConfig.of(cell, n_ctx, n_batch=n_ctx, swa_full=False)
 
 
 def cut(cell: Comparison | Depth, session: Session, n_tokens: int) -> np.ndarray:

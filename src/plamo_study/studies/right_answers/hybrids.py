@@ -78,7 +78,7 @@ class Serving:
             given.append((self.slots[seq], own))
             self.done[seq] += n
         logits = session.evaluate(given)
-        self.logits |= {(seq, self.done[seq]): logits[self.slots[seq]] for seq in parts}
+        self.logits |= {(seq, self.done[seq]): logits[self.slots[seq]][-1].copy() for seq in parts}
 
     def read(self, session: Session, *seqs: int) -> None:
         """Evaluate the prompts of these sequences in one call."""
@@ -343,7 +343,7 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     library.capture_log([])
     n = cell.n_threads
-    config = SessionConfig(N_CTX, n_threads=n, n_threads_batch=n, n_gpu_layers=cell.n_gpu_layers)
+    config = SessionConfig(N_CTX, n_threads=n, n_gpu_layers=cell.n_gpu_layers)
     with tempfile.TemporaryDirectory() as folder:
         stage("writing the file")
         file = architectures.write(cell.model, Path(folder), cell.form)

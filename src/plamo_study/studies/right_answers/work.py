@@ -15,8 +15,7 @@ import numpy as np
 
 from llama_meter.cells import Answers
 from llama_meter.engine import library
-from llama_meter.engine.session import Session
-from llama_meter.measure import sessions
+from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.measure.tolerance import SAME, parting
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, Request, passed
@@ -38,7 +37,7 @@ def run(cell: Answers, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     library.capture_log([])
     start = clock()
-    with Session(path, sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq)) as session:
+    with Session(path, SessionConfig.of(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq)) as session:
         load_ns = clock() - start
         prompts = drawn(cell, path, session)
         stage("alone")
@@ -98,8 +97,7 @@ def _answered(session: Session, prompts: Sequence[np.ndarray], n_gen: int, began
     the time of each step in ns since `began`.
     """
     session.clear()
-    first = session.evaluate(list(enumerate(prompts)))
-    rows = logits = np.stack([first[slot] for slot in range(len(prompts))])
+    rows = logits = np.concatenate(list(session.evaluate(enumerate(prompts)).values()))
     tokens: list[np.ndarray] = []
     leads, stamps = [], []
     for step in range(n_gen):

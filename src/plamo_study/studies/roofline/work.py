@@ -13,10 +13,10 @@ import numpy as np
 
 from llama_meter.cells import Trace
 from llama_meter.engine import library
-from llama_meter.engine.session import Session
+from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.engine.timeline import ADDS_UP, Recorder, Timeline, clock, request
 from llama_meter.limits import FIRST_TOKEN
-from llama_meter.measure import sessions, watch
+from llama_meter.measure import watch
 from llama_meter.measure.proof import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
@@ -47,7 +47,7 @@ def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
     library.capture_log([])
     room = cell.n_prompt + cell.n_gen
     start = clock()
-    with Session(path, sessions.config(cell, room)) as session, Recorder(session) as recorder:
+    with Session(path, SessionConfig.of(cell, room)) as session, Recorder(session) as recorder:
         load_ns = clock() - start
         tokens = np.random.default_rng(cell.seed).integers(FIRST_TOKEN, session.n_vocab, room, np.int32)
         short = tokens[:WARM_PROMPT], tokens[WARM_PROMPT:][:WARM_STEPS]

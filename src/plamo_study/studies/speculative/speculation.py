@@ -119,8 +119,9 @@ class Loop:
         """Logits by sequence at the last certain token and at each token of the draft: in one call, or in a call per
         sequence if the engine mixes up sequences with several tokens in one call."""
         if not self.apart:
-            return self.session.verify(columns)
-        return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
+            return self.session.evaluate(columns.items(), slice(None))
+        parts = columns.items()
+        return {seq: self.session.evaluate([(seq, part)], slice(None))[seq].copy() for seq, part in parts}
 
     def _agreed(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
         """Number of draft tokens equal to the reference; records verification's other choices up to the next token."""

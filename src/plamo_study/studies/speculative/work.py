@@ -13,8 +13,8 @@ import numpy as np
 
 from llama_meter.cells import TERMS, Speculate
 from llama_meter.engine import library
-from llama_meter.engine.session import Session, SessionConfig
-from llama_meter.measure import sessions, texts, watch
+from llama_meter.engine.session import Session, SessionConfig, random_tokens
+from llama_meter.measure import texts, watch
 from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import BOTH_MOVE, near_tie, tolerance
 from llama_meter.rows import Measured, passed
@@ -30,7 +30,7 @@ STEPS = 24  # of plain decode, timed beside the rounds
 def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> SessionConfig:
     """Configuration of a context with room for the prompt, the answer and a draft beyond its end."""
     room = cell.depth + cell.n_gen + 3 * (cell.n_draft + 1)
-    return sessions.config(cell, room, n_seq_max=n_seq, n_rs_seq=n_rs_seq, swa_full=True)
+    return SessionConfig.of(cell, room, n_seq_max=n_seq, n_rs_seq=n_rs_seq, swa_full=True)
 
 
 def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
@@ -92,7 +92,7 @@ def _prompts(cell: Speculate, session: Session) -> list[list[np.ndarray]]:
         excerpts = texts.excerpts(texts.read(cell.text), n, PROMPT_LINES)
         prompts = [session.tokenize(excerpt)[: cell.depth] for excerpt in excerpts]
     else:
-        prompts = list(sessions.random_tokens(cell.seed, session.n_vocab, n, cell.depth))
+        prompts = list(random_tokens(cell.seed, session.n_vocab, n, cell.depth))
     return [prompts[at : at + cell.n_seq] for at in range(0, n, cell.n_seq)]
 
 
@@ -123,7 +123,7 @@ def _explained(cell: Speculate, session: Session, reference: Reference, at: int,
     session.clear()
     session.set_state(0, reference.state, reference.n_prompt)
     for start in range(reference.n_prompt, at, width):
-        rows = session.verify({0: reference.tokens[start : start + width]})[0]
+        rows = session.evaluate([(0, reference.tokens[start : start + width])], slice(None))[0]
     moved = np.abs(rows[(at - 1 - reference.n_prompt) % width] - expected).max()
     largest = np.abs(expected).max()
     return float((expected[reference.tokens[at]] - expected[token]) / largest), float(moved / largest)

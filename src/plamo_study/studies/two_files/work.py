@@ -163,7 +163,7 @@ def take(session: Session, state: bytes, n_past: int) -> None:
 
 def written(session: Session, chunk: np.ndarray, n_prompt: int) -> np.ndarray:
     """Logits (n_gen, n_vocab) of a text's tokens from `n_prompt` on; the context holds all but the prompt's last."""
-    return session.verify({0: chunk[n_prompt - 1 : -1]})[0].copy()
+    return session.evaluate([(0, chunk[n_prompt - 1 : -1])], slice(None))[0].copy()
 
 
 def refuses(session: Session, state: bytes, n_past: int) -> bool:
