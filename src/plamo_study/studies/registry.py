@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llama_meter.cells import File
 from llama_meter.errors import StudyError
 from plamo_study import studies
-from plamo_study.studies.chapter import HISTORY, Chapter
+from plamo_study.studies import HISTORY, Chapter
 
 if TYPE_CHECKING:
     from llama_meter.measure.plan import Plan

@@ -1,6 +1,6 @@
 """03-batch-scaling: how many at once?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "03-batch-scaling",

@@ -1,6 +1,6 @@
 """10-builds: which build?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "10-builds",

@@ -1,6 +1,6 @@
 """06-context: what does context cost?"""
 
-from plamo_study.studies.chapter import HISTORY, Chapter, Study
+from plamo_study.studies import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "06-context",

@@ -1,6 +1,6 @@
 """07-latency: who waits?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "07-latency",

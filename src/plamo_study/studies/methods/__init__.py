@@ -1,6 +1,6 @@
 """A-methods: how is a number made?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "A-methods",

@@ -1,6 +1,6 @@
 """01-phase-asymmetry: why is reading faster than writing?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "01-phase-asymmetry",

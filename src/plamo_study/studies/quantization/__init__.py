@@ -1,6 +1,6 @@
 """05-quantization: which type?"""
 
-from plamo_study.studies.chapter import HISTORY, Chapter, Study
+from plamo_study.studies import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "05-quantization",

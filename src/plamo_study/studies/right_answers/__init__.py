@@ -1,6 +1,6 @@
 """04-right-answers: is my answer mine?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "04-right-answers",

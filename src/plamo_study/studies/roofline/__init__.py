@@ -1,6 +1,6 @@
 """02-roofline: how near is the limit?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "02-roofline",

@@ -1,6 +1,6 @@
 """09-serving: what does a server add?"""
 
-from plamo_study.studies.chapter import HISTORY, Chapter, Study
+from plamo_study.studies import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "09-serving",

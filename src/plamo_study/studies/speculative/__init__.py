@@ -1,6 +1,6 @@
 """08-speculative: do drafts pay?"""
 
-from plamo_study.studies.chapter import HISTORY, Chapter, Study
+from plamo_study.studies import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "08-speculative",

@@ -1,6 +1,6 @@
 """B-two-files: can one file read and another write?"""
 
-from plamo_study.studies.chapter import HISTORY, Chapter, Study
+from plamo_study.studies import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "B-two-files",

@@ -1,6 +1,6 @@
 """your-machine: which file, how many at once, and can I trust it?"""
 
-from plamo_study.studies.chapter import Chapter, Study
+from plamo_study.studies import Chapter, Study
 
 CHAPTER = Chapter(
     "your-machine",
