@@ -62,9 +62,9 @@ def test_the_first_round_measures_cells_of_the_whole_plan_on_files_that_nothing_
     every = sweep(files=str(foreign_models.write(tmp_path / "llama.gguf"))) if of == "file" else sweep()
     scale = "shape" if of == "file" else of
     first, whole = (your_machine(scale, gpu, each) for each in (first_round(scale, every), every))
-    assert set(first.asked) < set(whole.asked)
+    assert set(first.every_cell) < set(whole.every_cell)
     assert first.cells[: first.needed] == whole.cells[: whole.needed]
-    files = {file for cell in first.asked for file in cell.files}
+    files = {file for cell in first.every_cell for file in cell.files}
     assert files == {file for cell in whole.cells[: whole.needed] for file in cell.files}
     assert {cell.shape[0] for cell in first.cells if isinstance(cell, Decode)} == {1, 4, 5}
     assert first.blocks == whole.blocks

@@ -167,7 +167,7 @@ def engine(monkeypatch):
 
 @pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
 def test_a_plan_takes_the_gpu_unless_told_otherwise(device, offloaded, engine):
-    assert {cell.n_gpu_layers for cell in live.build("01-phase-asymmetry", "mini", device).asked} == offloaded
+    assert {cell.n_gpu_layers for cell in live.build("01-phase-asymmetry", "mini", device).every_cell} == offloaded
 
 
 def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_path):
@@ -201,6 +201,6 @@ def test_a_device_that_the_engine_lacks_is_refused_and_so_is_a_build_for_a_gpu_t
     engine["options"] = [next(iter(live.ON_GPU))]
     with pytest.raises(StudyError, match="finds none"):
         live.build("01-phase-asymmetry", "mini")
-    assert {cell.n_gpu_layers for cell in live.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
+    assert {cell.n_gpu_layers for cell in live.build("01-phase-asymmetry", "mini", "cpu").every_cell} == {0}
     options = {name: set(said.get("options", [])) for name, said in builds.definitions().items()}
     assert {name for name in options if live.ON_GPU & options[name]} >= {"cuda", "vulkan"}

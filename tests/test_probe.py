@@ -120,7 +120,7 @@ def judged(*beside, gaps=(), alone=()):
     """The verdict on answers to eight prompts, `beside` for the first of them in turn, alone "abcd" with a number."""
     every = [[answered(f"abcd{n}", gaps)] * 2 for n in range(right.PROMPTS)]
     every[: len(alone)] = [[answers[0], answered(text, gaps)] for text, answers in zip(alone, every, strict=False)]
-    asked = right.Asked(every, copies=[(0, [answered("abcd0")] * 4)])
+    asked = right.Sample(every, copies=[(0, [answered("abcd0")] * 4)])
     asked.beside = [(n, answered(text)) for n, texts in enumerate(beside) for text in texts.split()]
     return right.judged(asked)
 
@@ -157,13 +157,13 @@ def spoken(text, seconds):
 @pytest.mark.parametrize(("repeat", "is_cached"), [(0.5, False), (0.05, True)])
 def test_answers_that_nobody_can_have_written_so_fast_come_from_a_cache(repeat, is_cached):
     alone = [[spoken(f"{n}abc", 0.2), spoken(f"{n}abc", 0.2 * repeat)] for n in range(right.PROMPTS)]
-    verdict = right.judged(right.Asked(alone, [(0, alone[0][0])], [(0, [alone[0][0]])])).verdict
+    verdict = right.judged(right.Sample(alone, [(0, alone[0][0])], [(0, [alone[0][0]])])).verdict
     assert verdict == ("cannot tell" if is_cached else "right")
 
 
 def test_a_server_that_answers_cold_otherwise_than_warm_is_not_said_to_sample():
     alone = [[spoken(f"{n}{text}", 0.2) for text in ("abc", "xbc", "xbc")] for n in range(right.PROMPTS)]
-    assert "cold" in right.judged(right.Asked(alone)).why
+    assert "cold" in right.judged(right.Sample(alone)).why
 
 
 def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatch):

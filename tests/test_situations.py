@@ -126,7 +126,7 @@ def test_a_short_context_is_measured_at_lengths_that_fit_and_others_are_refused_
     own = request.sweep(files=files)
     for varied in (own, your_machine.first_round("shape", own)):
         planned = your_machine.your_machine("shape", sweep=varied)
-        assert all(map(plan.fits, planned.asked))
+        assert all(map(plan.fits, planned.every_cell))
         assert any(isinstance(cell, Prefill) and cell.n_prompt == 128 for cell in planned.cells)
     with pytest.raises(StudyError, match="-p n_prompt 64,128"):
         your_machine.your_machine("shape", sweep=request.sweep(files=files, n_prompt="512"))

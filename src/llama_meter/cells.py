@@ -34,7 +34,7 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
         return self.computes
 
     @property
-    def asks_whether(self) -> bool:
+    def may_fail(self) -> bool:
         """Whether it asks if something is correct: then a wrong result or an abort is its answer, not a failure.
 
         By default true where prompts of several sequences share a call.
@@ -141,7 +141,7 @@ class Replay(OnModel, frozen=True, kw_only=True):
     question: str = ""  # map, identity, isolation, bystander; none: drawn at random
 
     @property
-    def asks_whether(self) -> bool:
+    def may_fail(self) -> bool:
         """Always."""
         return True
 
@@ -191,8 +191,8 @@ class Handover(Comparison, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[File, ...]:
         """The reference, and the file of the other model; of files that were given also the candidates."""
-        given = [(self.model, self.scale, name) for name in self.candidates if self.scale == "file"]
-        return (*super().files, *given, *([(self.stranger, self.scale, self.dtype)] if self.stranger else []))
+        compared = [(self.model, self.scale, name) for name in self.candidates if self.scale == "file"]
+        return (*super().files, *compared, *([(self.stranger, self.scale, self.dtype)] if self.stranger else []))
 
 
 class Relay(OnModel, frozen=True, kw_only=True):
@@ -357,7 +357,7 @@ class Serving(OnModel, frozen=True, kw_only=True):
     pattern: Literal["", "poisson", "gamma", "knee"] = ""  # of these arrivals; knee: the rate is sought
 
     @property
-    def asks_whether(self) -> bool:
+    def may_fail(self) -> bool:
         """Whether requests that share a server's batches get the answers they get alone."""
         return self.n_clients != 1
 
@@ -374,7 +374,7 @@ class Answers(OnModel, frozen=True, kw_only=True):
     lengths: Literal["", "drawn"] = ""  # drawn: between half of n_prompt and all
 
     @property
-    def asks_whether(self) -> bool:
+    def may_fail(self) -> bool:
         """Always."""
         return True
 
@@ -422,7 +422,7 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
     longer: int = 0  # tokens more than usual in each prompt
 
     @property
-    def asks_whether(self) -> bool:
+    def may_fail(self) -> bool:
         """Always."""
         return True
 
@@ -465,7 +465,7 @@ def columns(cell: AnyCell) -> dict[str, Any]:
 def canonical(cell: AnyCell) -> dict[str, Any]:
     """What keys hash of a cell: its fields without those that equal their default."""
     fields = ((name, getattr(cell, name), _DEFAULTS[name]) for name in cell.__struct_fields__)
-    return {"workload": cell.workload} | {name: type(usual)(own) for name, own, usual in fields if own != usual}
+    return {"workload": cell.workload} | {name: type(usual)(value) for name, value, usual in fields if value != usual}
 
 
 # ------------------------------------------------------------------ loads of servers

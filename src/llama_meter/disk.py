@@ -85,7 +85,7 @@ def plain_name(name: str) -> str:
     Accents that a Mac's disk keeps apart are composed (NFC), and marks that have no composed form stay.
     """
     return UNPLAIN.sub(
-        lambda found: found[0] if unicodedata.category(found[0][0]).startswith("M") else "?",
+        lambda match: match[0] if unicodedata.category(match[0][0]).startswith("M") else "?",
         unicodedata.normalize("NFC", name),
     )
 

@@ -232,8 +232,8 @@ def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
 
 def _proofs(rows: list[Row]) -> dict[tuple[Cell, str, str], bool]:
     """Whether a cell's result was right, for cells where only the first process checks it."""
-    asked = [row for row in rows if getattr(row.cell, "proof", "") == "first" and row.valid is not None]
-    return {(row.cell, row.model, row.engine): row.valid is True for row in asked}
+    proved = [row for row in rows if getattr(row.cell, "proof", "") == "first" and row.valid is not None]
+    return {(row.cell, row.model, row.engine): row.valid is True for row in proved}
 
 
 def _verdict(

@@ -93,12 +93,12 @@ def _accelerator(base: Library, registry: Library, product: int) -> int | None:
 
 
 def _set_threads(base: Library, backend: int, n_threads: int) -> None:
-    function = _own_function(base, base.ggml_backend_get_device(backend), b"ggml_backend_set_n_threads")
+    function = _function(base, base.ggml_backend_get_device(backend), b"ggml_backend_set_n_threads")
     if function:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(function)(backend, n_threads)
 
 
-def _own_function(base: Library, device: int, name: bytes) -> int | None:
+def _function(base: Library, device: int, name: bytes) -> int | None:
     """The address of a function that only some backends have."""
     address: int | None = base.ggml_backend_reg_get_proc_address(base.ggml_backend_dev_backend_reg(device), name)
     return address
@@ -122,7 +122,7 @@ def _place(base: Library, store: int, weights: int, backend: int, packed: bool) 
 def _packed_buffers(base: Library, backend: int) -> int | None:
     """The CPU backend's buffer type for packed weights; None for other backends and builds without it."""
     device = base.ggml_backend_get_device(backend)
-    function = _own_function(base, device, b"ggml_backend_dev_get_extra_bufts")
+    function = _function(base, device, b"ggml_backend_dev_get_extra_bufts")
     if not function:
         return None
     kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(function)(device)

@@ -22,7 +22,7 @@ GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its
 # llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both
 GRAPH = re.compile(rb"\bgraph(?: \(pp [^)]*\))?: nodes = [^,]*, splits = (\d+)(?: / (\d+))?,")
 COMPILER = re.compile(rb"(GCC): \([^)\0]{0,80}\) (\d+)\.|(clang) version (\d+)\.")  # as ELF files name theirs
-SAID = {
+IDENTITIES = {
     "llama": "llama_version",
     "ggml": "ggml_version",
     "commit": "ggml_commit",
@@ -63,21 +63,21 @@ def describe() -> dict[str, Any]:
         content = path.read_bytes()
         digest.update(content)
         compilers |= {b" ".join(filter(None, groups)).decode() for groups in COMPILER.findall(content)}
-    folder, base, own = Path(llama._base_path).resolve(), ggml("ggml-base"), _own_words()
-    said = {name: _said(llama if name == "llama" else base, function) for name, function in SAID.items()}
+    folder, base, build = Path(llama._base_path).resolve(), ggml("ggml-base"), _build_words()
+    texts = {name: _text(llama if name == "llama" else base, function) for name, function in IDENTITIES.items()}
     return {
-        "binding": f"llama-cpp-python {own.get('release') or version('llama-cpp-python')}",
-        **{name: value for name, value in said.items() if value},
+        "binding": f"llama-cpp-python {build.get('release') or version('llama-cpp-python')}",
+        **{name: value for name, value in texts.items() if value},
         "build": llama.llama_print_system_info().decode().strip(" |"),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
         "libraries": [path.stem for path in library_files()],
         "compiler": ", ".join(sorted(compilers)),
         "pinned": builds.is_pinned(folder),
-    } | _as_set({name: said for name, said in own.items() if name != "ggml"})
+    } | _as_set({name: value for name, value in build.items() if name != "ggml"})
 
 
-def _said(library: Any, name: str) -> str:
+def _text(library: Any, name: str) -> str:
     """What a library says of itself; "" where its release has no such function."""
     function = getattr(library, name, None)
     return function().decode() if function else ""
@@ -97,26 +97,26 @@ def gpus() -> list[dict[str, Any]]:
     return devices
 
 
-def _own_words() -> dict[str, Any]:
+def _build_words() -> dict[str, Any]:
     """The build's own `engine.toml`: `description`, and `corrects`, codes of `limits.DEFECTS`; empty without one."""
     return described(Path(llama._base_path))
 
 
 def _as_set(words: dict[str, Any]) -> dict[str, Any]:
     """A build's words, with the settings that are in force in place of those that it asks for."""
-    asked, here = words.get("environment", []), children.settings(os.environ)
-    here += [setting for setting in asked if not children.settings(dict([setting.split("=", 1)]))]
-    return words | {"environment": here} if here and sorted(here) != sorted(asked) else words
+    wanted, here = words.get("environment", []), children.settings(os.environ)
+    here += [setting for setting in wanted if not children.settings(dict([setting.split("=", 1)]))]
+    return words | {"environment": here} if here and sorted(here) != sorted(wanted) else words
 
 
 def window() -> int:
     """The attention window that this build applies to PLaMo 2, in tokens; 0, as in the released engine, for none."""
-    return int(_own_words().get("window", 0))
+    return int(_build_words().get("window", 0))
 
 
 def corrects() -> tuple[str, ...]:
     """What this build corrects or adds, as codes of its `engine.toml`; empty for the released engine."""
-    return tuple(_own_words().get("corrects", ()))
+    return tuple(_build_words().get("corrects", ()))
 
 
 def capture_log(lines: list[str]) -> None:

@@ -231,7 +231,7 @@ class Session:
             raise EngineError(f"llama.cpp did not remove sequence {seq}'s tokens from {n_past} on")
 
     @property
-    def n_kept(self) -> int:
+    def n_rollback(self) -> int:
         """Tokens that the engine can roll back in a sequence's recurrent state, as it reports; 0 for none."""
         return int(llama.llama_n_rs_seq(self.context))
 

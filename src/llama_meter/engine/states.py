@@ -144,12 +144,12 @@ def parts(state: bytes) -> dict[str, list[slice]]:
     return {CACHE: caches, CONVOLUTION: rows[: len(rows) // 2], RECURRENT: rows[len(rows) // 2 :]}
 
 
-def spliced(own: bytes, other: bytes, names: Collection[str]) -> bytes:
+def spliced(state: bytes, other: bytes, names: Collection[str]) -> bytes:
     """A state with these parts of `other`, and all else of `own`. EngineError for states of two layouts."""
-    where = parts(own)
+    where = parts(state)
     if parts(other) != where:
         raise EngineError("states of two layouts cannot be spliced")
-    made = bytearray(own)
+    made = bytearray(state)
     for part in (part for name in names for part in where[name]):
         made[part] = other[part]
     return bytes(made)

@@ -114,7 +114,7 @@ class Timeline:
 class Call(NamedTuple):
     """One node between two calls of the callback: timestamps in nanoseconds, ggml's structs of it and its sources."""
 
-    asked: int
+    begun: int
     answered: int
     computed: int
     left: int
@@ -125,7 +125,7 @@ class Recorder(Operators):
     """A second context on the model of an open session, with its own memory, in which every node is recorded."""
 
     def __init__(self, session: Session):
-        self._asked, self._answered = 0, 0
+        self._begun, self._answered = 0, 0
         self._seen: list[tuple[int, int, int, tuple[bytes, ...]]] = []
         self._left: list[int] = []
         super().__init__(session, session.config)
@@ -152,21 +152,21 @@ class Recorder(Operators):
         return round((perf.t_p_eval_ms + perf.t_eval_ms) * 1e6)
 
     def _run(self, n_tokens: int) -> None:
-        self._asked = 0
+        self._begun = 0
         super()._run(n_tokens)
 
     def _on_node(self, address: int, ask: bool, _: int) -> bool:
         """With `ask`: whether to wait for the node. Without: it is computed; its structs are copied and read later."""
         if ask:
-            self._asked = self._asked or clock()
+            self._begun = self._begun or clock()
             wanted = self.op(ctypes.c_int.from_address(address + OP).value) not in EMPTY
             self._answered = clock()
             return wanted
         computed = clock()
         node = ctypes.string_at(address, SIZE)
         sources = (ctypes.string_at(source, SIZE) for source in POINTERS.unpack_from(node, SOURCES) if source)
-        self._seen.append((self._asked, self._answered, computed, (node, *sources)))
-        self._asked = 0
+        self._seen.append((self._begun, self._answered, computed, (node, *sources)))
+        self._begun = 0
         self._left.append(clock())
         return True
 
@@ -219,8 +219,8 @@ def _spans(start: int, end: int, calls: list[Call], indices: list[int], nodes: t
         if _alike(nodes[index], nodes[indices[0]]):
             if left > at:
                 yield Span("callback", at, left)
-            yield Span("prepare", left, call.asked)
-            at = call.asked
+            yield Span("prepare", left, call.begun)
+            at = call.begun
         yield Span("callback", at, call.answered)
         yield Span("operator", call.answered, call.computed, index)
         at, left = call.computed, call.left

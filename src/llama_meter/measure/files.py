@@ -36,17 +36,17 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
         if scale == registry.FILE_SCALE:
             continue
         path = recipes.model_path(name, scale, dtype)
-        tell = partial(progress, path.name) if progress else None
+        on_bytes = partial(progress, path.name) if progress else None
         if dtype in registry.DTYPES:  # the quantizer makes all others from these
-            synthetic.make(name, scale, dtype, progress=tell)
+            synthetic.make(name, scale, dtype, progress=on_bytes)
         elif source := _source_of(path, name, scale):
-            quantizing.quantize(source, path, recipes.by_name(dtype), progress=tell)
+            quantizing.quantize(source, path, recipes.by_name(dtype), progress=on_bytes)
 
 
 def needed(plan: Plan) -> list[tuple[str, str, str]]:
     """(model, scale, type or recipe) of every file a plan's cells run on or compare."""
-    files = [file for cell in plan.asked for file in cell.files]
-    compared = [cell for cell in plan.asked if isinstance(cell, Comparison)]
+    files = [file for cell in plan.every_cell for file in cell.files]
+    compared = [cell for cell in plan.every_cell if isinstance(cell, Comparison)]
     files += [(cell.model, cell.scale, name) for cell in compared for name in cell.candidates]
     return list(dict.fromkeys(files))
 

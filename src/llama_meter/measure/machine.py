@@ -99,9 +99,9 @@ def facts() -> dict[str, Any]:
 def _chip() -> str:
     """The processor by its model and family; by its part where the kernel knows no name, as of most ARM cores."""
     pairs = (line.partition(":") for line in reversed(_text(PROC / "cpuinfo").splitlines()))
-    said = {key.strip(): value.strip() for key, _, value in pairs}
-    part = f"{platform.machine()} part {said['CPU part']}" if "CPU part" in said else "unknown processor"
-    return f"{said.get('model name') or part} (family {said.get('cpu family', '?')})"
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    part = f"{platform.machine()} part {fields['CPU part']}" if "CPU part" in fields else "unknown processor"
+    return f"{fields.get('model name') or part} (family {fields.get('cpu family', '?')})"
 
 
 def performance_cores() -> int:
@@ -123,8 +123,8 @@ def performance_cores() -> int:
 def _levels() -> dict[str, int]:
     """A Mac's physical cores by the name of their level: Super, Performance, Efficiency."""
     names = [f"hw.perflevel{level}.{what}" for level in range(3) for what in ("name", "physicalcpu")]
-    said = re.findall(r"hw\.perflevel(\d)\.(\w+): (\w+)", _output("sysctl", *names))
-    levels = {(level, what): value for level, what, value in said}
+    fields = re.findall(r"hw\.perflevel(\d)\.(\w+): (\w+)", _output("sysctl", *names))
+    levels = {(level, what): value for level, what, value in fields}
     return {levels[level, "name"]: int(n) for (level, what), n in levels.items() if what == "physicalcpu"}
 
 
@@ -253,13 +253,13 @@ def counters(children: bool = False) -> Counters:
 
     Times are nanoseconds; None for what the system does not count.
     """
-    own, times = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF), psutil.cpu_times()
+    used, times = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF), psutil.cpu_times()
     waited = [] if children else [waited for _, waited, _ in threads(os.getpid()).values()]
     return {
         "wall_ns": time.perf_counter_ns(),
-        "cpu_ns": round((own.ru_utime + own.ru_stime) * 1e9),
-        "involuntary": own.ru_nivcsw,
-        "voluntary": own.ru_nvcsw,
+        "cpu_ns": round((used.ru_utime + used.ru_stime) * 1e9),
+        "involuntary": used.ru_nivcsw,
+        "voluntary": used.ru_nvcsw,
         "waited_ns": sum(waited) if waited else None,
         "busy_ns": _busy_ns(times),
         "stolen_ns": round(times.steal * 1e9) if hasattr(times, "steal") else None,
@@ -287,8 +287,8 @@ def threads(pid: int) -> dict[str, tuple[int, int, int]]:
 
     Empty where the system does not count them, as on a Mac, or where the process is gone.
     """
-    said = {path.parent.name: _text(path).split() for path in (PROC / str(pid) / "task").glob("*/schedstat")}
-    return {name: (int(words[0]), int(words[1]), int(words[2])) for name, words in said.items() if len(words) > 2}
+    fields = {path.parent.name: _text(path).split() for path in (PROC / str(pid) / "task").glob("*/schedstat")}
+    return {name: (int(words[0]), int(words[1]), int(words[2])) for name, words in fields.items() if len(words) > 2}
 
 
 def _groups() -> list[Path]:
@@ -297,8 +297,8 @@ def _groups() -> list[Path]:
     In a container they end with what it sees as the top.
     """
     inside = re.search(r"^0::/(.*)$", _text(PROC / "self/cgroup"), re.MULTILINE)
-    own = GROUPS / (inside[1] if inside else "")
-    return [own, *own.parents[: len(own.relative_to(GROUPS).parts)]]
+    group = GROUPS / (inside[1] if inside else "")
+    return [group, *group.parents[: len(group.relative_to(GROUPS).parts)]]
 
 
 @optional
@@ -310,8 +310,8 @@ def _quota(group: Path) -> float:
 
 def throttled_ns() -> int | None:
     """Nanoseconds, summed over CPUs, for which a quota held these groups so far; None where nothing counts it."""
-    said = "".join(_text(group / "cpu.stat") for group in _groups())
-    counts = re.findall(r"^throttled_usec (\d+)$", said, re.MULTILINE)
+    fields = "".join(_text(group / "cpu.stat") for group in _groups())
+    counts = re.findall(r"^throttled_usec (\d+)$", fields, re.MULTILINE)
     return 1000 * sum(map(int, counts)) if counts else None
 
 

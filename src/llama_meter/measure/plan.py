@@ -86,7 +86,7 @@ class Plan:
     grows: bool = True  # time to spare becomes further blocks
 
     @property
-    def asked(self) -> tuple[Cell, ...]:
+    def every_cell(self) -> tuple[Cell, ...]:
         """All cells that it measures."""
         return (*self.cells, *self.gates, *((self.anchor,) if self.anchor else ()))
 
@@ -203,12 +203,12 @@ def scale_of(scale: str, sweep: Sweep) -> str:
     return registry.FILE_SCALE if sweep.files else scale
 
 
-def one(name: str, asked: Sequence[int], usual: int) -> int:
+def one(name: str, values: Sequence[int], usual: int) -> int:
     """The value that was asked for, or the usual one. StudyError for several: this study does not vary it."""
-    if len(asked) > 1:
-        why = f"{len(asked)} values, and this study is measured at one"
-        raise StudyError(f"{name} {','.join(map(str, asked))}", why, f"give one, such as -p {name} {asked[0]}")
-    return (*asked, usual)[0]
+    if len(values) > 1:
+        why = f"{len(values)} values, and this study is measured at one"
+        raise StudyError(f"{name} {','.join(map(str, values))}", why, f"give one, such as -p {name} {values[0]}")
+    return (*values, usual)[0]
 
 
 def threads_of(sweep: Sweep) -> int:
@@ -283,14 +283,14 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     Only the first process of a cell proves its result, and the others warm up with a short prompt. A file's gate judges
     every part of every layer and the head for a few tokens. No anchor: three blocks are too few to show which drifted.
     """
-    own = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
-    for cell in own:
+    proved = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
+    for cell in proved:
         check_cell(cell)
-    first = next(cell for cell in own if isinstance(cell, OnModel))
+    first = next(cell for cell in proved if isinstance(cell, OnModel))
     gate = change(first, workload="gate", judges="parts", n_threads=1, **LEAN_GATE)
-    files = dict.fromkeys(file for cell in own for file in cell.files)
+    files = dict.fromkeys(file for cell in proved for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
-    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 1, TIME_LIMIT_S[scale], needed=needed, grows=False)
+    return Plan(study, scale, proved, gates, None, LEAN_BLOCKS, 1, TIME_LIMIT_S[scale], needed=needed, grows=False)
 
 
 def deep_gate(gate: Gate, file: File) -> Gate:
@@ -302,10 +302,10 @@ def deep_gate(gate: Gate, file: File) -> Gate:
 
 def gate_of(gate: Cell, file: File) -> Cell:
     """A gate of this file: by the oracle, or by the engine against itself where the oracle cannot read it."""
-    own = on_file(gate, file)
+    cell = on_file(gate, file)
     if file[1] != registry.FILE_SCALE or registry.FILES[file].has_oracle:
-        return own
-    return change(own, judges="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
+        return cell
+    return change(cell, judges="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
 
 
 def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:

@@ -125,10 +125,10 @@ def _environment(job: msgspec.Struct, engine: str) -> dict[str, str]:
     """
     cell, chosen = getattr(job, "cell", None), {"LLAMA_CPP_LIB_PATH": engine} if engine else {}
     ours = children.environment() | chosen
-    asked = described(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
+    wanted = described(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
     threads = dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
     waiting = YIELDING if isinstance(cell, Gate) else {}
-    return waiting | dict(setting.split("=", 1) for setting in asked) | ours | threads
+    return waiting | dict(setting.split("=", 1) for setting in wanted) | ours | threads
 
 
 def _answer(

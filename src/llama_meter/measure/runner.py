@@ -83,7 +83,7 @@ class Summary:
     @property
     def unexpected(self) -> list[Row]:
         """Failed rows that are not the answer to what their cell tests."""
-        return [row for row in self.failed if not row.cell.asks_whether]
+        return [row for row in self.failed if not row.cell.may_fail]
 
     @property
     def unseen(self) -> list[File]:
@@ -131,7 +131,7 @@ def sweep(
         A plan whose cells run the engine was to run elsewhere.
 
     """
-    if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
+    if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.every_cell):
         why = "runs the engine, and its rows are those of one machine"
         raise StudyError(plan.study, why, "measure it here")
     with Journal(journal_path) as journal, machine.awake():
@@ -150,7 +150,7 @@ class Bench:
     def __init__(self, plan: Plan, journal: Journal, beside: Sequence[str], elsewhere: Elsewhere | None):
         self.plan, self.journal, self.beside, self.elsewhere = plan, journal, beside, elsewhere
         self.began, self.began_ns = datetime.now(UTC), machine.awake_or_not_ns()
-        on_engine = [cell for cell in plan.asked if isinstance(cell, OnEngine)]
+        on_engine = [cell for cell in plan.every_cell if isinstance(cell, OnEngine)]
         engines = {folder: dict(engine_facts(folder)) for folder in ("", *beside)} if on_engine else {}
         boards = [facts.pop("gpus") for facts in engines.values()]
         gpus = next(filter(None, boards), None)
@@ -164,7 +164,7 @@ class Bench:
             folder: self._add_fact("system", machine.updated(here, facts))
             for folder, facts in (engines or {"": {}}).items()
         }
-        files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
+        files = dict.fromkeys(file for cell in plan.every_cell for file in cell.files)
         with ThreadPoolExecutor() as threads:  # mostly hashing, which releases the GIL
             facts = dict(zip(files, threads.map(lambda file: model_fact(*file), files), strict=True))
         self.hashes = {file: fact["sha256"] for file, fact in facts.items()}
@@ -250,7 +250,7 @@ class _Sweep:
     """Decides what is measured next, and keeps the rows: `done` by key, also those of earlier calls."""
 
     def __init__(self, bench: Bench, on_progress: OnProgress | None, retry_failed: bool, limit_s: float):
-        self.bench, self.plan, self.tell, self.measured = bench, bench.plan, on_progress, 0
+        self.bench, self.plan, self.on_progress, self.measured = bench, bench.plan, on_progress, 0
         self.parts = Tasks(self.plan, bench.beside)
         rows = latest_rows(bench.journal.records)
         self.done = {row.key: row for row in rows if row.status == "ok" or not retry_failed}
@@ -449,10 +449,10 @@ class _Sweep:
         return True
 
     def _report(self, task: Task, row: Row | None) -> None:
-        if self.tell:
+        if self.on_progress:
             left = [task for task in self.tasks.values() if self.is_left(task)]
             remaining = max(min(self._expected_s(left), self._left_s()), 0.0)
-            self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
+            self.on_progress(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
 
 
 def spent_s(rows: Iterable[Row], share: Callable[[Cell], int]) -> float:

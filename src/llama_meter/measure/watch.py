@@ -130,7 +130,7 @@ class Onlooker:
     """Tells whether something kept an overdue worker from computing."""
 
     def __init__(self, pid: int):
-        self.pid, self.waited_ns, self.own_ns, self.held_ns = pid, 0, 0, 0
+        self.pid, self.waited_ns, self.ran_ns, self.held_ns = pid, 0, 0, 0
         self.before, self.looked_ns = machine.counters(), machine.awake_or_not_ns()
 
     def held(self, pause_s: float) -> bool:
@@ -164,8 +164,8 @@ class Onlooker:
 
     def _crowded(self, meanwhile: Evidence) -> bool:
         """Without counts of how long threads wait: whether all CPUs were busy, partly with other work."""
-        before, self.own_ns = self.own_ns, _account(self.pid) or 0
-        ran = max(self.own_ns - before, 0)
+        before, self.ran_ns = self.ran_ns, _account(self.pid) or 0
+        ran = max(self.ran_ns - before, 0)
         busy = _others(meanwhile) / meanwhile.wall_ns
         return busy > 0.95 * meanwhile.cpus and busy - ran / meanwhile.wall_ns > STARVED_LIMIT
 

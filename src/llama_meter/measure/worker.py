@@ -43,8 +43,8 @@ def main() -> None:
     measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
     library: Any = sys.modules.get("llama_meter.engine.library")
     if library:
-        told = {"buffer_bytes": library.buffer_bytes(), "flash_attention": library.flash_attention()}
-        measured = msgspec.structs.replace(measured, splits=measured.splits or library.splits(), **told)
+        logged = {"buffer_bytes": library.buffer_bytes(), "flash_attention": library.flash_attention()}
+        measured = msgspec.structs.replace(measured, splits=measured.splits or library.splits(), **logged)
     answers.write(msgspec.json.encode(measured))
     answers.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time
@@ -65,23 +65,23 @@ def failing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error).replace("\n  mend: ", "; mend: ")  # a StudyError's, on the one line that is kept
-        print(f"@error {type(error).__name__}: {said}", file=sys.stderr, flush=True)
+        message = str(error).replace("\n  mend: ", "; mend: ")  # a StudyError's, on the one line that is kept
+        print(f"@error {type(error).__name__}: {message}", file=sys.stderr, flush=True)
         os._exit(1)  # no teardown: the engine may be in any state
 
 
 def _do(line: bytes, workload: str) -> Measured:
     stage("start")
-    own: Runs = import_module(workload).RUNS if workload else {}
-    if kind := next((kind for kind in own if not issubclass(kind, AnyCell)), None):  # a module does cells, or one job
-        return own[kind](msgspec.json.decode(line, type=kind))
+    runs: Runs = import_module(workload).RUNS if workload else {}
+    if kind := next((kind for kind in runs if not issubclass(kind, AnyCell)), None):  # a module does cells, or one job
+        return runs[kind](msgspec.json.decode(line, type=kind))
     job = msgspec.json.decode(line, type=Job)
     if job.cell is None:
         from llama_meter.engine import library  # a simulation does without an engine
 
         library.capture_log([])
         return Measured(facts=library.describe() | {"gpus": library.gpus()})
-    if run := own.get(type(job.cell)):
+    if run := runs.get(type(job.cell)):
         stage(job.cell.workload)
         return run(job.cell, Path(job.path), stage, *map(Path, job.others))
     usual = import_module(USUAL)  # it loads the engine and NumPy; a simulation does without both

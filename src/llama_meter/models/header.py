@@ -73,10 +73,10 @@ class Header(GGUFReader):
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         """What lies there; ValueError beyond the end of the file."""
         with np.errstate(over="raise"):
-            found = super()._get(offset, dtype, count, override_order)
-        if found.size < count:
+            values = super()._get(offset, dtype, count, override_order)
+        if values.size < count:
             raise ValueError(self._cut())
-        return found
+        return values
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         """A value, and a list as one part; a list of texts has no data."""

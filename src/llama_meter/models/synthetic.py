@@ -41,7 +41,7 @@ STORED: dict[str, np.dtype[Any]] = {
 }
 COMMITTED = Path(__file__).resolve().parents[3] / "data" / "models"  # where, when PLAMO_STUDY_ROOT names another tree
 SOURCE = "F16"  # the type that is committed
-KEPT = ("general.name", "general.description", "general.license")
+COPIED_KEYS = ("general.name", "general.description", "general.license")
 WORDS_SPACE = 16 << 20  # bytes on disk for header and vocabulary, with room to spare
 CHUNK = 1 << 12  # blocks generated at a time: 128 Ki weights stay in the processor's cache
 Q_STD = math.sqrt((128**2 - 1) / 6)  # of the difference of two uniform draws from 128 whole numbers
@@ -226,7 +226,7 @@ def convert(spec: ModelSpec, source: Path, path: Path, dtype: str, progress: Pro
     table = tensors.planned_table(spec, dtype)
     check_space(path, sum(tensor.n_bytes for tensor in table) + WORDS_SPACE)
     with writing(path, spec.arch) as writer:
-        for key in KEPT:
+        for key in COPIED_KEYS:
             if field := reader.get_field(key):
                 writer.add_string(key, field.contents())
         add_shape(writer, spec, dtype)

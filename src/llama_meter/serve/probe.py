@@ -132,14 +132,14 @@ async def _listed(web: Client, target: Target) -> list[str]:
 
 def mend(answer: Answer, url: str) -> str:
     """What helps against a failure: a certificate, or the other scheme, does not mean that there is no server."""
-    said, (scheme, _, rest) = answer.failure, url.partition("://")
-    if "CERTIFICATE_VERIFY_FAILED" in said:
+    failure, (scheme, _, rest) = answer.failure, url.partition("://")
+    if "CERTIFICATE_VERIFY_FAILED" in failure:
         return "its certificate is not trusted: export SSL_CERT_FILE=ITS-CERTIFICATE.pem, if the server is yours"
-    if scheme == "https" and "[SSL" in said:
+    if scheme == "https" and "[SSL" in failure:
         return f"it does not speak https: try http://{rest}"
-    if said.startswith("ConnectError"):
+    if failure.startswith("ConnectError"):
         return "start the server first"
-    if scheme == "http" and said.startswith(("RemoteProtocolError", "ReadError")):
+    if scheme == "http" and failure.startswith(("RemoteProtocolError", "ReadError")):
         return f"try https://{rest}, or look at the server's log"
     if answer.status in (401, 403):
         return f"export {KEY}=... with a key of this server"

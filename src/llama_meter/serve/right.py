@@ -82,7 +82,7 @@ def prompts() -> list[Prompt]:
 
 
 @dataclass
-class Asked:
+class Sample:
     """What came of the questions: answers alone by prompt, and answers under load with the number of their prompt.
 
     `gone`: how a request without neighbours failed after all of a load had; empty if it was answered.
@@ -102,12 +102,12 @@ class Asked:
 async def ask(web: Client, target: Target, concurrency: int, until: float) -> Rightness:
     """Ask both questions, the last one begun before `until` (time.monotonic), and judge."""
     of_all = prompts()
-    asked = Asked(await _alone(web, target, of_all))
-    if failed := [answer for answers in asked.alone for answer in answers if answer.failure]:
-        return unknown(f"asked alone, {len(failed)} of {sum(map(len, asked.alone))} failed: {failed[0].failure}")
-    if not changing(asked.alone):
-        await _at_once(web, target, of_all, at_once(concurrency), until, asked)
-    return judged(asked)
+    sample = Sample(await _alone(web, target, of_all))
+    if failed := [answer for answers in sample.alone for answer in answers if answer.failure]:
+        return unknown(f"asked alone, {len(failed)} of {sum(map(len, sample.alone))} failed: {failed[0].failure}")
+    if not changing(sample.alone):
+        await _at_once(web, target, of_all, at_once(concurrency), until, sample)
+    return judged(sample)
 
 
 async def _alone(web: Client, target: Target, of_all: Sequence[Prompt]) -> list[list[Answer]]:
@@ -123,7 +123,7 @@ async def _alone(web: Client, target: Target, of_all: Sequence[Prompt]) -> list[
 
 
 async def _at_once(
-    web: Client, target: Target, of_all: Sequence[Prompt], together: Sequence[int], until: float, asked: Asked
+    web: Client, target: Target, of_all: Sequence[Prompt], together: Sequence[int], until: float, sample: Sample
 ) -> None:
     """Ask both questions in turn, with neighbours drawn anew each time; stop where all of a load fail."""
     draw = np.random.default_rng(1)
@@ -135,12 +135,12 @@ async def _at_once(
                 return
             answers = (await load.closed(web, target, [of_all[n] for n in numbers], len(numbers))).answers
             if numbers is copied:
-                asked.copies.append((turn, answers))
+                sample.copies.append((turn, answers))
             else:
-                asked.beside += zip(numbers, answers, strict=True)
+                sample.beside += zip(numbers, answers, strict=True)
             if all(answer.failure for answer in answers):
                 after = await client.ask(web, target, of_all[0])
-                asked.gone = "" if after.status else after.failure
+                sample.gone = "" if after.status else after.failure
                 return
 
 
@@ -170,14 +170,14 @@ def cached(alone: Sequence[Sequence[Answer]]) -> bool:
     return bool(first > LEAST_S and repeat < CACHED * first)
 
 
-def judged(asked: Asked) -> Rightness:
+def judged(sample: Sample) -> Rightness:
     """The verdict on answers alone and under load, by the rules of this module."""
     counts = {"other": 0, "near_ties": 0, "unknown": 0}
     tokens: dict[int, int] = {}  # by prompt the first token that is no near-tie
     tied: dict[int, float] = {}
     unsure = set()  # prompts whose leads are not known
-    for number, answer in asked.compared:
-        parted = _parted(asked.alone[number], answer)
+    for number, answer in sample.compared:
+        parted = _parted(sample.alone[number], answer)
         if parted.verdict == "near-tie":
             counts["near_ties"] += 1
             tied[number] = max(parted.lead, tied.get(number, 0.0))
@@ -188,34 +188,34 @@ def judged(asked: Asked) -> Rightness:
     if len(unsure) > MOST:
         counts |= {"other": counts["other"] + counts["unknown"], "unknown": 0}
     facts: dict[str, Any] = counts | {
-        "compared": len(asked.compared),
-        "distinct": max((len({a.text for a in answers if not a.failure}) for _, answers in asked.copies), default=0),
-        "failed": sum(bool(answer.failure) for _, answer in asked.compared),
+        "compared": len(sample.compared),
+        "distinct": max((len({a.text for a in answers if not a.failure}) for _, answers in sample.copies), default=0),
+        "failed": sum(bool(answer.failure) for _, answer in sample.compared),
         "prompts": {str(number + 1): token for number, token in sorted(tokens.items())},
-        "log_probabilities": all(any(gap == gap for gap in answers[0].gaps) for answers in asked.alone),
+        "log_probabilities": all(any(gap == gap for gap in answers[0].gaps) for answers in sample.alone),
         "gap": max(tied.values(), default=0.0),
     }
-    verdict, why = _verdict(asked, facts, len(tied), len(unsure))
+    verdict, why = _verdict(sample, facts, len(tied), len(unsure))
     return Rightness(verdict=verdict, why=why, **facts)
 
 
-def _verdict(asked: Asked, facts: dict[str, Any], tied: int, unsure: int) -> tuple[Right, str]:
-    n, failed = facts["compared"], [answer.failure for _, answer in asked.compared if answer.failure]
-    alone = {answers[0].text for answers in asked.alone}
+def _verdict(sample: Sample, facts: dict[str, Any], tied: int, unsure: int) -> tuple[Right, str]:
+    n, failed = facts["compared"], [answer.failure for _, answer in sample.compared if answer.failure]
+    alone = {answers[0].text for answers in sample.alone}
     if facts["other"]:
         which = " and ".join(facts["prompts"])
         return (
             "wrong",
             f"{facts['other']} of {n} answers differ: prompt {which}, from token {min(facts['prompts'].values())}",
         )
-    if asked.gone:
+    if sample.gone:
         return "wrong", f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
-    if changed := changing(asked.alone):
-        if len(asked.alone[0]) > ALONE and not changing([answers[1:] for answers in asked.alone]):
+    if changed := changing(sample.alone):
+        if len(sample.alone[0]) > ALONE and not changing([answers[1:] for answers in sample.alone]):
             why = "get another answer cold than warm: first one, then always another, as a cache of prompts does it"
             return "cannot tell", f"{changed} of {PROMPTS} prompts {why}"
         return "cannot tell", f"{changed} of {PROMPTS} prompts get another answer alone: it samples, or has other users"
-    if cached(asked.alone):
+    if cached(sample.alone):
         why = "repeated prompts come back in a fraction of the first's time: a cache answers, and nothing is computed"
         return "cannot tell", why
     if unsure:
@@ -223,7 +223,7 @@ def _verdict(asked: Asked, facts: dict[str, Any], tied: int, unsure: int) -> tup
         return "cannot tell", why + "; the server gives no log probabilities there"
     if failed:
         return "cannot tell", f"{len(failed)} of {n} failed: {failed[0]}"
-    if not (asked.beside and asked.copies):
+    if not (sample.beside and sample.copies):
         return "cannot tell", "there was no time for both questions"
     if tied > MOST:
         return "cannot tell", f"{tied} of {PROMPTS} prompts part at near-ties, more than rounding should turn"

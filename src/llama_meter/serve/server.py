@@ -30,7 +30,7 @@ from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
 BINARY = "llama-server"
 TURNED_ON = ("BUILD_COMMON", "BUILD_TOOLS", "BUILD_SERVER")
-OWN = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; an engine brings libllama and ggml
+LIBRARIES = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; an engine brings libllama and ggml
 START_S, LOOK_S, END_S = 300.0, 0.05, 10.0  # seconds until it listens (the first time, a Mac compiles Metal's shaders
 # for it); between two checks; from terminate to kill
 READY = "/health"  # the path that answers 200 when it is ready
@@ -61,7 +61,7 @@ def build(on_step: OnStep = lambda *step: None) -> Path:
         builds.compile_target(BINARY, builds.sources(partial, on_step), tree, on_step, TURNED_ON)
         made.mkdir()
         shutil.copy2(tree / "bin" / BINARY, made / BINARY)
-        for name in OWN:
+        for name in LIBRARIES:
             for file in (tree / "bin").glob(f"lib{name}*{builds.SUFFIX}*"):
                 shutil.copy2(file, made / file.name, follow_symlinks=False)
         (made / NOTE).write_text(_note_text(), encoding="utf-8")

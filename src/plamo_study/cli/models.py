@@ -33,8 +33,8 @@ def list_models() -> None:
         for name, size in here or [("nothing", "")]:
             shown.add_row(*start, name, size)
     Terminal().print(shown)
-    for name, said in {spec.name: " ".join(spec.assumptions) for spec in specs if spec.assumptions}.items():
-        Terminal().print(f"assumed of {name}: {said}", soft_wrap=True)
+    for name, text in {spec.name: " ".join(spec.assumptions) for spec in specs if spec.assumptions}.items():
+        Terminal().print(f"assumed of {name}: {text}", soft_wrap=True)
 
 
 @app.command()

@@ -141,8 +141,8 @@ def is_new(values: Values) -> bool:
     if not same or day != f"{datetime.now(UTC):%Y-%m-%d}":
         of = Path(next(iter(check.paths_of(files)), Path("models"))).stem if files else "models"
         places = (page.with_stem(f"{HOME}-{of[:40]}-{day}{n}") for n in ("", *(f"-{n}" for n in range(2, 100))))
-        kept = page.rename(next(place for place in places if not place.exists()))
-        console.print(f"kept as {short(kept)}: the page of {day}", soft_wrap=True)
+        moved = page.rename(next(place for place in places if not place.exists()))
+        console.print(f"kept as {short(moved)}: the page of {day}", soft_wrap=True)
     return not same
 
 
@@ -191,6 +191,6 @@ def _ended(results: Iterable[runs.RunResult], well: Sequence[str] = ("ok", "unch
         where = (
             short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
         )
-        said = Text.assemble((result.status, "green" if is_well else "red"), f" {result.notebook.name}: {where}")
-        console.print(said, soft_wrap=True)
+        line = Text.assemble((result.status, "green" if is_well else "red"), f" {result.notebook.name}: {where}")
+        console.print(line, soft_wrap=True)
     return code

@@ -141,8 +141,8 @@ def _prepare(output: nbformat.NotebookNode, where: str) -> None:
         output.text = HOMES.sub("~", output.text)
     data = output.get("data", {})
     rich = [kind for kind in data if kind not in SHOWN]
-    told = "text/plain" in data and all(map(WORDED.match, rich))
-    if rich and not told and not set(SHOWN[:-1]) & set(data):
+    described = "text/plain" in data and all(map(WORDED.match, rich))
+    if rich and not described and not set(SHOWN[:-1]) & set(data):
         raise StudyError(where, f"shows {rich[0]}, which a page cannot", SHOW_ELSE)
     for kind in data:
         if kind.startswith("text/"):

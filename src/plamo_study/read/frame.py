@@ -246,11 +246,11 @@ def device_name(fact: Mapping[str, Any], offloaded: bool) -> str:
 
     A chip that is both is told apart: "Apple M4 Pro, GPU" and "Apple M4 Pro, CPU". So is a GPU that nobody named.
     """
-    own, boards = processor_name(fact), [str(gpu["chip"]) for gpu in fact.get("gpus", ())]
+    chip, boards = processor_name(fact), [str(gpu["chip"]) for gpu in fact.get("gpus", ())]
     if offloaded:
-        board = next(iter(boards), own)
-        return (f"{own}, GPU" if board == own else board) + _mark(fact)
-    return (f"{own}, CPU" if own in boards or "gpu_cores" in fact else own) + _mark(fact)
+        board = next(iter(boards), chip)
+        return (f"{chip}, GPU" if board == chip else board) + _mark(fact)
+    return (f"{chip}, CPU" if chip in boards or "gpu_cores" in fact else chip) + _mark(fact)
 
 
 def distinct_machines(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:

@@ -81,8 +81,8 @@ def of_device(rows: Sequence[Row], device: str) -> list[Row]:
 def elsewhere(recording: Recording) -> list[Recording]:
     """The rows of the same study recorded here on other machines, a recording for each."""
     where = recording.study, recording.source, recording.scale
-    known, own = records(*where), set(recording.rows["machine"])
-    return [of_rows(rows, known, *where) for machine, rows in by_machine(known).items() if machine not in own]
+    known, shown = records(*where), set(recording.rows["machine"])
+    return [of_rows(rows, known, *where) for machine, rows in by_machine(known).items() if machine not in shown]
 
 
 def added(study: str, scale: str, board: str = "") -> list[Recording]:

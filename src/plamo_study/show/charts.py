@@ -201,9 +201,9 @@ def _color(data: pd.DataFrame, name: str) -> alt.Color:
     names = list(dict.fromkeys(data[name].astype(str)))
     # by the first of several files
     by_colour = {colour: series for series in reversed(names) if (colour := _colour_of(series))}
-    own = {series: colour for colour, series in by_colour.items()}
+    fixed = {series: colour for colour, series in by_colour.items()}
     rest = cycle([colour for colour in CATEGORIES if colour not in by_colour])
-    scale = {"domain": names, "range": [own.get(series) or next(rest) for series in names]}
+    scale = {"domain": names, "range": [fixed.get(series) or next(rest) for series in names]}
     return alt.Color(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 

@@ -68,11 +68,11 @@ def question(sentence: str, data: pd.DataFrame, why: str = "", **threshold: Any)
 
 def questions(*lines: Sequence[Line]) -> Table:
     """All questions of a section in one table."""
-    asked = [line for several in lines for line in several]
-    whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in asked]
-    shown = family(asked).rename(columns={"claim": "question", "model": "of"})
+    every = [line for several in lines for line in several]
+    whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in every]
+    shown = family(every).rename(columns={"claim": "question", "model": "of"})
     shown = shown.assign(measured=shown["estimate"].map(figure), asked=whys, answer=shown["verdict"].map(ANSWERS))
-    note = "" if asked else "Nothing that a question is about was measured here."
+    note = "" if every else "Nothing that a question is about was measured here."
     return Table(shown[["question", "of", "measured", "asked", "answer"]], note)
 
 

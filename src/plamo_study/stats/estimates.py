@@ -28,7 +28,7 @@ SUM_LEVELS = (  # least number of chunks, and the lowest coverage of their inter
     (3, 0.55),
 )
 NUMBERS = ["value", "low", "high", "n"]  # an estimate's numbers, as columns for pandas and altair
-OWN = {"key", "value", "samples", "order", "replicate", "verdict", "disturbed", "usable", "drift", "failure"}
+VARIES = {"key", "value", "samples", "order", "replicate", "verdict", "disturbed", "usable", "drift", "failure"}
 COLUMNS = ["claim", "model", "estimate", "wanted", "verdict", "p", "p_adjusted"]
 
 
@@ -140,7 +140,7 @@ def _groups(
     mixed = frame[frame.duplicated([*names, "machine", "block"], keep=False)]
     if len(mixed):
         group = next(iter(mixed.groupby(names, dropna=False)))[1] if names else mixed
-        varying = [name for name in group if name not in OWN | {"block"} and group[name].astype(str).nunique() > 1]
+        varying = [name for name in group if name not in VARIES | {"block"} and group[name].astype(str).nunique() > 1]
         again = not varying and "usable" in group and not group["usable"].all()
         why = (
             "holds a block twice, once as it was measured again"

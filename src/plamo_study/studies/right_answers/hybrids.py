@@ -193,8 +193,8 @@ def elsewhere(serving: Serving, n_seq_max: int) -> None:
 def keeping(serving: Serving) -> Session:
     """A context that keeps the states of its last tokens."""
     session = serving.context(n_rs_seq=KEPT)
-    if session.is_recurrent and session.n_kept < serving.number:
-        raise RefusedError(f"the context keeps the states of {session.n_kept} tokens")
+    if session.is_recurrent and session.n_rollback < serving.number:
+        raise RefusedError(f"the context keeps the states of {session.n_rollback} tokens")
     return session
 
 

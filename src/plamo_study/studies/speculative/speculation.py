@@ -54,7 +54,7 @@ class Loop:
 
     def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
         self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
-        kept = not session.is_recurrent or session.n_kept >= cell.n_draft
+        kept = not session.is_recurrent or session.n_rollback >= cell.n_draft
         self.removes = cell.back == "tail" and cell.n_draft > 0 and kept
         self.part: Part = "everything" if cell.back == "full" else "fixed"
         self.saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the number of tokens in it
