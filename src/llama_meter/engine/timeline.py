@@ -18,12 +18,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llama_meter.engine.bindings import llama
 from llama_meter.engine.ggml import Tensor
 from llama_meter.engine.nodes import Operators, name_of
 from llama_meter.engine.session import Session
 
-EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
+EMPTY = (b"NONE", b"RESHAPE", b"VIEW", b"PERMUTE", b"TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
 SIZE, SOURCES, OP = ctypes.sizeof(Tensor), Tensor.src.offset, Tensor.op.offset
 POINTERS = struct.Struct("10P")
 
@@ -126,30 +125,20 @@ class Recorder(Operators):
 
     def __init__(self, session: Session):
         self._begun, self._answered = 0, 0
+        self._ops: dict[int, bool] = {}  # whether an operation computes something, by its number
         self._seen: list[tuple[int, int, int, tuple[bytes, ...]]] = []
         self._left: list[int] = []
         super().__init__(session, session.config)
-
-    def _context_params(self) -> "llama.llama_context_params":
-        params = super()._context_params()
-        params.no_perf = False
-        return params
 
     def record(self, prompt: np.ndarray, following: np.ndarray) -> tuple[Timeline, list[np.ndarray]]:
         """Record every operator of one request (see `request`); its timeline and the logits after each phase."""
         self._seen.clear()
         self._left.clear()
-        llama.llama_perf_context_reset(self.context)
         start = clock()
         stamps, logits = request(self, prompt, following)
         end = clock()
         calls = [Call(*seen[:3], left, seen[3]) for seen, left in zip(self._seen, self._left, strict=True)]
         return self._timeline(start, end, stamps, calls), logits
-
-    def engine_clock(self) -> int:
-        """Nanoseconds of the last request's evaluations, as reported by llama.cpp."""
-        perf = llama.llama_perf_context(self.context)
-        return round((perf.t_p_eval_ms + perf.t_eval_ms) * 1e6)
 
     def _run(self, n_tokens: int) -> None:
         self._begun = 0
@@ -159,7 +148,10 @@ class Recorder(Operators):
         """With `ask`: whether to wait for the node. Without: it is computed; its structs are copied and read later."""
         if ask:
             self._begun = self._begun or clock()
-            wanted = self.op(ctypes.c_int.from_address(address + OP).value) not in EMPTY
+            op = ctypes.c_int.from_address(address + OP).value
+            if op not in self._ops:
+                self._ops[op] = self._base.ggml_op_name(op) not in EMPTY
+            wanted = self._ops[op]
             self._answered = clock()
             return wanted
         computed = clock()

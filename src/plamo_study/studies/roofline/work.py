@@ -7,7 +7,6 @@ compared with its neighbours. Both contexts warm up with a short request. Sums g
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -30,13 +29,12 @@ COUNTED = {"bytes": "n_bytes", "flops": "n_flops", "nodes": "nodes"}  # of one r
 class Requests:
     """Repetitions of one request. `plain`: time stamps of the unrecorded ones, one more than the `timelines`.
 
-    `logits`: of all, in order; `clocks`: llama.cpp's own time of a recording over the time of its phases.
+    `logits`: of all, in order.
     """
 
     plain: list[list[int]] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
     logits: list[list[np.ndarray]] = field(default_factory=list)
-    clocks: list[float] = field(default_factory=list)
 
 
 def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -75,7 +73,6 @@ def _requests(cell: Trace, session: Session, recorder: Recorder, tokens: np.ndar
         if number % 2:
             timeline, logits = recorder.record(prompt, following)
             done.timelines.append(timeline)
-            done.clocks.append(recorder.engine_clock() / sum(phase.duration for phase in timeline.phases))
         else:
             with watch.timed():
                 stamps, logits = request(session, prompt, following)
@@ -96,8 +93,7 @@ def _checks(cell: Trace, done: Requests) -> dict[str, float | bool]:
         checks["same_bits"] = all(np.array_equal(row, first) for row, first in pairs)
     else:  # a GPU fuses nodes when not recorded, and rounds differently
         checks["same_result"] = error <= tolerance(cell)
-    checks |= {"recorded_error": error, "adds_up": off <= ADDS_UP, "off_wall": off}
-    return checks | {"engine_clock": median(done.clocks)}
+    return checks | {"recorded_error": error, "adds_up": off <= ADDS_UP, "off_wall": off}
 
 
 def _sums(timelines: list[Timeline]) -> dict[str, list[float]]:
