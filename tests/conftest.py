@@ -18,7 +18,7 @@ from llama_meter.measure import machine, plan, runner
 from llama_meter.models import recipes, synthetic
 
 HYBRID, ATTENTION = plan.MODELS
-LONGEST = "cli publish live types alone quantize night probe engines oracle children scheduling replicas watch trace"
+LONGEST = "cli publish live types alone quantize night probe engines oracle children scheduling replicas watch"
 PAGES = ("test_any_rows", "test_live_pages")  # each test executes a page
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 

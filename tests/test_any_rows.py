@@ -49,7 +49,6 @@ def fresh(monkeypatch):
 
 
 LACKS = {  # a study of a page that there was no time for
-    "02-roofline": "02-trace",
     "05-quantization": "05-quality",
     "03-batch-scaling": "03-replicas",
     "06-context": "06-memory",

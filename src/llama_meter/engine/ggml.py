@@ -66,12 +66,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "ggml_tensor_overhead": (_size,),
     "ggml_nbytes": (_size, _pointer),
     "ggml_row_size": (_size, _int, _int64),
-    "ggml_type_name": (_text, _int),
     "ggml_quantize_chunk": (_size, _int, _pointer, _pointer, _int64, _int64, _int64, _pointer),
     "ggml_new_tensor_2d": (_pointer, _pointer, _int, _int64, _int64),
     # graphs
-    "ggml_op_name": (_text, _int),
-    "ggml_op_desc": (_text, _pointer),
     "ggml_mul_mat": (_pointer, _pointer, _pointer, _pointer),
     "ggml_new_graph": (_pointer, _pointer),
     "ggml_build_forward_expand": (None, _pointer, _pointer),

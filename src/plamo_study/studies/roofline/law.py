@@ -7,7 +7,7 @@ sample, and with what the ceilings usually are. Caches are not modelled: small m
 import math
 import tomllib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 from typing import Any
@@ -27,7 +27,6 @@ from plamo_study.read import frame, recording
 from plamo_study.read.frame import STOCK, device_name, main_rows, usable
 from plamo_study.read.recording import ONE_MACHINE_S
 from plamo_study.stats.estimates import NS
-from plamo_study.studies.roofline.operators import CLASSES
 
 TIMED = ("prefill", "decode", "depth", "naive")
 KEY = [
@@ -44,7 +43,15 @@ DEPTH = 384.0  # mean depth of the decode cell of chapter 1
 LONGEST = 1 << 16  # tokens or sequences up to which a turning point is searched
 ON_GPU = " GPU"  # behind a machine's id
 PHASES = ("prefill", "decode")
-QUANTITIES = ("ns", "bytes", "flops", "nodes")
+GROUPS = {  # classes of operators: products by the weight they multiply with, everything else by its operation
+    "FFN products": ("ffn_up", "ffn_down"),
+    "attention products": ("attn_qkv", "attn_output"),
+    "Mamba products": ("ssm_in", "ssm_x", "ssm_dt", "ssm_out"),
+    "head": ("head",),
+    "attention": ("flash_attention", "kq", "softmax", "kqv", "rope", "kv_write"),
+    "scan and convolution": ("ssm_scan", "ssm_conv", "state"),
+    "norms, copies, other": ("norm", "embedding", "elementwise", "copy", "other"),
+}
 Studies = Sequence[tuple[str, pd.DataFrame, Mapping[str, Mapping[str, Any]]]]
 
 
@@ -350,32 +357,19 @@ def pairs(timed: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------ where the time of a phase goes
 
 
-def works(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every operator class of every phase of every "trace" row: model, block, phase, class, ns, bytes, flops, nodes.
+def operators(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each group of operators did in each phase of each recorded request, of one prefill or one mean decode step.
 
-    Of one prefill, or one mean decode step; `ns` is the median over the row's recordings.
+    `model`, `machine`, `block`, `phase`; `what`, one of GROUPS; `ns` (median over the row's recordings), `bytes` and
+    `flops` of its products; `value`, its share of the operator time, without the recorder's own.
     """
-    entries, traced = [], main_rows(rows)
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    traced, lines = main_rows(rows), []
     for row in traced[traced["workload"] == "trace"].itertuples():
-        for phase, name in dict.fromkeys(tuple(key.split("/")[:2]) for key in row.series if key.count("/") == 2):
-            per = row.n_gen if phase == "decode" else 1
-            of = (row.series.get(f"{phase}/{name}/{what}", [0.0]) for what in QUANTITIES)
-            entries.append([row.model, row.block, phase, name, *(float(np.median(values)) / per for values in of)])
-    return pd.DataFrame(entries, columns=["model", "block", "phase", "class", *QUANTITIES])
-
-
-def shares(rows: pd.DataFrame, by: Mapping[str, Iterable[str]]) -> pd.DataFrame:
-    """Per model and phase the `share` of the operator time that each group of classes takes, such as GROUPS.
-
-    Of the time spent computing nodes: the recorder's own time is left out, and so are groups that a model lacks.
-    """
-    traced, entries = works(rows), []
-    traced = traced[traced["class"].isin(CLASSES)]
-    for (model, phase), group in traced.groupby(["model", "phase"]):
-        total = group.groupby("block")["ns"].sum()
-        for name, classes in by.items():
-            part = group[group["class"].isin(classes)].groupby("block")["ns"].sum().reindex(total.index, fill_value=0.0)
-            if part.any():
-                share = stats.median((part / total).tolist())
-                entries.append({"model": model, "phase": phase, "class": name, "share": share})
-    return pd.DataFrame(entries, columns=["model", "phase", "class", "share"])
+        for phase, name, quantity in (key.split("/") for key in row.series if key.count("/") == 2):
+            value = np.median(row.series[f"{phase}/{name}/{quantity}"]) / (row.n_gen if phase == "decode" else 1)
+            lines.append((row.model, row.machine, row.block, phase, group_of.get(name), quantity, value))
+    columns = ["model", "machine", "block", "phase", "what"]
+    table = pd.DataFrame(lines, columns=[*columns, "quantity", "value"])
+    table = table.pivot_table(index=columns, columns="quantity", values="value", aggfunc="sum").reset_index()
+    return table.assign(value=table["ns"] / table.groupby(["model", "block", "phase"])["ns"].transform("sum"))

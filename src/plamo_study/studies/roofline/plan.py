@@ -1,12 +1,11 @@
 """Which cells chapter 2 measures of its own: passes of every size between one token and a long prompt, and ceilings.
 
-Notebooks 01 and 03 cover both ends: prompts of 128 tokens and more, and decode. The ridge lies between them. And one
-request of each model, recorded operator by operator.
+Notebooks 01 and 03 cover both ends: prompts of 128 tokens and more, and decode. The ridge lies between them.
 """
 
 from dataclasses import replace
 
-from llama_meter.cells import Cell, MatMul, Prefill, Trace
+from llama_meter.cells import Cell, MatMul, Prefill
 from llama_meter.measure import machine
 from llama_meter.measure.plan import (
     BLOCKS,
@@ -21,10 +20,8 @@ from llama_meter.measure.plan import (
     files_of,
     fits,
     kernels_of,
-    limits_of,
     on_file,
     scale_of,
-    thread_counts,
     with_gates,
 )
 from llama_meter.measure.request import NOTHING, Sweep
@@ -36,9 +33,6 @@ OTHER_TYPES = ("F32", "F16", "Q8_0")  # matrix ceilings beside the one of the st
 COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64, 128)  # of the engine's product, whose kernel depends on them
 FEW_COLUMNS = (1, 4, 8, 32)
 GPU_REPETITIONS = 50
-TRACED = {"mini": 128, "shape": 256}  # tokens of the recorded prompt
-SHORT = 32  # of a file whose context has no room for more
-TRACED_STEPS = 16
 COLUMN_SIZE = {"mini": 2048, "shape": 8192}  # rows and columns of its weights; shape: out of the cache
 
 
@@ -88,20 +82,3 @@ def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     needed = len(dict.fromkeys((*limits, *kernels))) + ends
     planned = with_gates("02-roofline", own, tuple(ordered), exact_cache=False)
     return replace(planned, needed=needed, blocks=2 if scale == "mini" else BLOCKS)
-
-
-def trace(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """One request of each model, recorded operator by operator between two unrecorded ones.
-
-    Prompts are shorter than in the studies of speed: the question here is where the time goes. `sweep`: other files or
-    settings.
-    """
-    check_scale(scale)
-    files, own, threads = files_of(scale, sweep), scale_of(scale, sweep), sweep.n_threads[:1] or thread_counts()[:1]
-    base = Trace(n_prompt=TRACED[scale], n_gen=TRACED_STEPS, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
-    base = change(base, **sweep.settings())
-    cells = tuple(on_file(base, file) for file in files)
-    cells = tuple(cell if fits(cell) else change(cell, n_prompt=SHORT) for cell in cells)
-    limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, threads)
-    planned = with_gates("02-trace", own, tuple(dict.fromkeys((*cells, *limits))), exact_cache=False)
-    return replace(planned, blocks=2 if scale == "mini" else BLOCKS, workload="plamo_study.studies.roofline.work")
