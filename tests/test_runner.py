@@ -151,6 +151,10 @@ def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path, once):
     assert len(summary.failed) == 2
     assert runner.sweep(planned, path).measured == 0
     assert runner.sweep(planned, path, retry_failed=True).measured == 2
+    with journal.Journal(path) as written:
+        written.append(*(msgspec.structs.replace(row, valid=False) for row in summary.rows if row.block == 0))
+    assert runner.sweep(planned, path).measured == 0
+    assert runner.sweep(planned, path, retry_failed=True).measured == 4, "two aborts, a wrong row and a wrong anchor"
 
 
 def test_a_file_that_is_replaced_during_its_sweep_leaves_no_row_of_what_took_its_place(tmp_path, monkeypatch):

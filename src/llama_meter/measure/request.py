@@ -176,8 +176,7 @@ def _number(name: str, word: str, kind: type) -> Any:
     try:
         return kind(word)
     except ValueError:
-        mend = f"give numbers with commas or a range, such as -p {name} 128,512 or -p {name} 1-16"
-        raise StudyError(f"{name} {word}", "is no number", mend) from None
+        raise StudyError(f"{name} {word}", "is no number", f"give a number, such as -p {name} 1") from None
 
 
 def _numbers(name: str, value: Any, words: Iterable[str]) -> tuple[float, ...]:

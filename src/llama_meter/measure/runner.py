@@ -112,6 +112,7 @@ def sweep(
 ) -> Summary:
     """Measure the rows of `plan` that the journal lacks. A worker's crash or hang becomes a row, and the sweep goes on.
 
+    `retry_failed`: measure rows of earlier calls that failed or came out wrong anew.
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
     `minutes`: time limit of the plan's rows, including earlier calls, gates, anchors and repeats; 0: none, and the plan
     is measured whole. The plan's last cells are dropped where they do not fit; where all fit, blocks are added. Nothing
@@ -253,7 +254,8 @@ class _Sweep:
         self.bench, self.plan, self.on_progress, self.measured = bench, bench.plan, on_progress, 0
         self.parts = Tasks(self.plan, bench.beside)
         rows = latest_rows(bench.journal.records)
-        self.done = {row.key: row for row in rows if row.status == "ok" or not retry_failed}
+        right = (row.status == "ok" and (row.cell.may_fail or row.valid is not False) for row in rows)
+        self.done = {row.key: row for row, well in zip(rows, right, strict=True) if well or not retry_failed}
         self.before = frozenset(self.done)  # keys of the rows of earlier calls
         self.seconds = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}  # by cell, of the last row
         self.refused: dict[tuple[File, str], Row] = {}  # failed gates, by file and build

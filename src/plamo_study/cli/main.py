@@ -172,7 +172,7 @@ def measure(
         typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; 0: what the plan takes"),
     ] = 0,
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
-    retry_failed: Annotated[bool, typer.Option(help="repeat rows that crashed, hung or were killed")] = False,
+    retry_failed: Annotated[bool, typer.Option(help="repeat rows that failed or came out wrong")] = False,
     engine: Engine = None,
     device: Device = "auto",
     beside: Annotated[
