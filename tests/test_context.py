@@ -58,15 +58,12 @@ def test_depths_types_and_settings_reach_every_cell_and_what_no_file_holds_is_re
     for depths, why in (("0", "start of every ladder"), ("9999", "more than the context")):
         with pytest.raises(StudyError, match=why):
             context.context("mini", sweep=sweep(files=str(mini_file()), n_depth=depths))
-    with pytest.raises(StudyError, match="embedded"):
-        context.drift("shape")
 
 
 @pytest.mark.long
 def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
     few = plan.change(base, model=ATTENTION, ladder=FEW, n_ctx=16 * PART, flash_attn="off")
-    drifts = plan.change(context.drift("mini").cells[0], n_threads=1, n_ctx=128, n_chunks=2)
     cells = (
         base,
         plan.change(base, ladder=WALK, n_ctx=4 * PART),
@@ -74,7 +71,6 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
         few,
         plan.change(few, ladder=WHOLE_WINDOW),
         plan.change(base, workload="naive", n_prompt=16, n_gen=8),
-        plan.change(drifts, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
     worker, path = context.memory("mini").workload, tmp_path / "05.jsonl"
@@ -92,8 +88,6 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     assert walked[walked["phase"] == "decode"]["depth"].tolist() == [4 * PART]
     kinds = law.kinds(rows[rows["ladder"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
     assert kinds.loc[True, "kv"] > kinds.loc[False, "kv"], "a window that keeps everything reserves more"
-    bits = law.drift(rows).set_index("kind")["kld"]
-    assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"
     (loop,) = rows[rows["workload"] == "naive"].itertuples()
     assert (loop.n_evaluated, [len(taken) for taken in loop.samples_ns]) == (sum(range(16, 24)) + 23, [8, 8])
 

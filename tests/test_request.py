@@ -106,7 +106,7 @@ def test_notebooks_needed_most_are_measured_and_each_study_has_time_to_say_somet
 
 
 def test_what_is_meaningless_in_part_is_shown_as_recorded_where_its_share_is_too_short():
-    found = live.collect("06-drift", Request("live", "mini", 1))
+    found = live.collect("05-quality", Request("live", "mini", 1))
     assert (found.source, len(found.rows) > 0) == ("recorded", True)
 
 

@@ -9,7 +9,7 @@ CHAPTER = Chapter(
         "06-context": Study("plan.context"),
         "06-memory": Study("plan.memory"),
         "06-naive": Study("plan.naive"),
-        "06-drift": Study("plan.drift", at_mini=True, whole=True),
+        "06-drift": Study(HISTORY, at_mini=True, aside=True),
         "06-window": Study(HISTORY, at_mini=True, aside=True),
         "06-copies": Study(HISTORY, aside=True),
     },

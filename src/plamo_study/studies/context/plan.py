@@ -1,7 +1,7 @@
-"""Which cells the studies of chapter 6 measure at which scale: depth, memory, the loop without a cache, drift.
+"""Which cells the studies of chapter 6 measure at which scale: depth, memory, the loop without a cache.
 
 Depths exceed `context_length`, the length that a model was trained with: llama.cpp computes there as anywhere, and
-speed does not depend on it. Predictions do, so drift stays within the training length of the embedded models.
+speed does not depend on it. Predictions do, so these rows tell nothing about them.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_meter.cells import FEW, WALK, WHOLE_WINDOW, Cell, Decode, Depth, File, Gate, Naive
 from llama_meter.errors import StudyError
-from llama_meter.measure import machine, plan, texts
+from llama_meter.measure import machine, plan
 from llama_meter.measure.plan import MATCHED, MODELS, Plan, files_of, on_file, scale_of
 from llama_meter.measure.request import NOTHING, Sweep
 from llama_meter.models import registry
@@ -22,8 +22,6 @@ STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5}  # processes behind a number
 CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash attention, type of K, type of V
-CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
-TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 12
 
 
 def context(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -94,17 +92,6 @@ def naive(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     n_prompt, n_gen = LOOP[scale]
     loop = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
     return _planned("06-naive", scale, tuple(on_file(loop, file) for file in files[:2]), sweep)
-
-
-def drift(scale: str, gpu: bool = False) -> Plan:
-    """Effect of attention and cache kinds on the predictions of the trained embedded models; on the CPU, at mini."""
-    if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "drift is measured on the trained embedded models", "choose --scale mini")
-    text = texts.read(TEXT)
-    base, _ = _base(scale, gpu=False, sweep=NOTHING)
-    base = plan.change(base, n_ctx=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
-    cells = [plan.change(base, model=model, caches=CANDIDATES, repetitions=1) for model in MODELS]
-    return replace(_planned("06-drift", scale, tuple(cells), NOTHING), blocks=1, extra_blocks=0)
 
 
 def _base(scale: str, gpu: bool, sweep: Sweep) -> tuple[Depth, tuple[File, ...]]:

@@ -1,4 +1,4 @@
-"""Prefill and decode times at growing depth; the loop without a cache; and what kinds of cache do to predictions.
+"""Prefill and decode times at growing depth, and the loop without a cache.
 
 The ladder fills the memory to each depth with copies of one computed part (engine/states.py) and times there one part
 of a prompt and a few decode steps. The walk evaluates a whole prompt part by part and times every one, as a check of
@@ -12,7 +12,6 @@ first and last part. Of the loop, each method is the other's second path.
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,16 +20,13 @@ import numpy as np
 from llama_meter.cells import FEW, WALK, WHOLE_WINDOW, Depth, Naive
 from llama_meter.engine import library, states
 from llama_meter.engine.session import Session, SessionConfig, random_tokens
-from llama_meter.measure import phases, proof, watch
+from llama_meter.measure import phases, watch
 from llama_meter.measure.machine import peak_rss
-from llama_meter.measure.plan import change
 from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
-from plamo_study.studies.quantization import work as quality
 
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
-REFERENCE = "off/f16/f16"  # the kind of cache that others are held against: flash attention, type of K, type of V
 Stage = Callable[[str], None]
 clock = time.perf_counter_ns
 
@@ -56,8 +52,6 @@ def depths(cell: Depth) -> tuple[int, ...]:
 
 def run(cell: Depth, path: Path, stage: Stage) -> Measured:
     """Do one cell. `samples_ns`: the parts, then the steps; the series give the depth of each."""
-    if cell.text:
-        return drift(cell, path, stage)
     log: list[str] = []
     library.capture_log(log)
     room = cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS
@@ -220,36 +214,6 @@ def _outputs(cell: Naive, session: Session, tokens: np.ndarray, cached: bool) ->
                 rows.append(session.prefill({0: tokens[:end]})[0][-1])
             taken.append(clock() - start)
     return taken, np.stack(rows), evaluated + session.n_evaluated
-
-
-def drift(cell: Depth, path: Path, stage: Stage) -> Measured:
-    """Evaluate `n_chunks` chunks of `n_ctx` tokens of a text with the reference and every kind of cache.
-
-    Chunks, sums and the names of the series are those of the quality study. Only a trained model's numbers are
-    meaningful.
-    """
-    library.capture_log([])
-    sums: quality.Sums = {}
-    samples: list[int] = []
-    with ExitStack() as stack:
-        opened = {name: stack.enter_context(_of_kind(cell, path, name)) for name in (REFERENCE, *cell.caches)}
-        reference = opened[REFERENCE]
-        chunks = quality.cut(cell, reference, cell.n_ctx)
-        scored = reference.score(chunks[0], cell.n_ctx - 2)[-1].copy()
-        checks = _second_path(cell, relative_error(scored, proof.by_steps(reference, 0, chunks[0][:-1])))
-        for number, chunk in enumerate(chunks):
-            stage(f"chunk {number + 1} of {len(chunks)}")
-            start, first = clock(), cell.n_ctx // 2
-            quality.add(sums, quality.compared(chunk, first, opened, REFERENCE))
-            samples.append(clock() - start)
-    checks["reference_finite"] = not any(sums[f"not_finite/{REFERENCE}"])
-    n_evaluated = chunks.size * len(opened)
-    return Measured(samples_ns=[samples], n_evaluated=n_evaluated, checks=checks, series=sums, valid=passed(checks))
-
-
-def _of_kind(cell: Depth, path: Path, kind: str) -> Session:
-    flash, type_k, type_v = kind.split("/")
-    return Session(path, quality.config(change(cell, flash_attn=flash, type_k=type_k, type_v=type_v), cell.n_ctx))
 
 
 RUNS = {Depth: run, Naive: loop}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import Comparison, Depth, OnModel, Quality
+from llama_meter.cells import Comparison, OnModel, Quality
 from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.measure import texts
@@ -68,7 +68,7 @@ def config(cell: OnModel, n_ctx: int) -> SessionConfig:
     return SessionConfig.of(cell, n_ctx, n_batch=n_ctx, swa_full=False)
 
 
-def cut(cell: Comparison | Depth, session: Session, n_tokens: int) -> np.ndarray:
+def cut(cell: Comparison, session: Session, n_tokens: int) -> np.ndarray:
     """The chunks of a cell's text, (n_chunks, n_tokens) int32."""
     tokens = session.tokenize(texts.read(cell.text))
     return texts.chunks(tokens, n_tokens, cell.n_chunks, session.bos)
