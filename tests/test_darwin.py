@@ -1,7 +1,6 @@
 """What differs on macOS, on a thin one (`darwin.py`): what is refused there is an error, and nothing hangs."""
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +10,7 @@ import msgspec
 import pandas as pd
 import psutil
 import pytest
-from conftest import ATTENTION, HYBRID, mini, mini_file
+from conftest import HYBRID, mini, mini_file
 from darwin import LEVELS
 from misbehaving import as_llama_server
 
@@ -27,7 +26,6 @@ from llama_meter.serve.server import Setup
 from plamo_study import live, measurements
 from plamo_study.read.recording import of_device, read
 from plamo_study.show import evidence
-from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -93,32 +91,6 @@ def test_a_mac_at_work_may_darken_its_display(mac, tmp_path):
     assert {*"ims"} <= {*options}
 
 
-LEVEL = f"notifyutil -g {machine.PRESSURE_LEVEL}"
-
-
-@pytest.mark.parametrize(
-    ("plugged", "changes", "told", "untold"),
-    [
-        (True, {}, ["mains power", "cool", "lid"], ["Low Power", "memory"]),
-        (False, {}, ["battery", "lid"], ["mains"]),
-        (True, {LEVEL: f"{machine.PRESSURE_LEVEL} 2"}, ["hot"], ["cool;"]),
-    ],
-)
-def test_before_a_night_a_mac_says_when_it_ends_what_its_files_take_and_what_would_slow_it(
-    plugged, changes, told, untold, mac, monkeypatch
-):
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged))
-    for command, said in changes.items():
-        mac.say(command, said)
-    planned = plan.with_gates("small", "mini", (mini("prefill"), mini("prefill", ATTENTION)))
-    said = "\n".join(live.beforehand(planned, 480))
-    assert "8 h 0 min" in said
-    assert all(words in said for words in told), said
-    assert not [words for words in untold if words in said], said
-    assert [line.split(",")[0] for line in live.beforehand(planned, 2)] == ["Measures for 2 minutes at most"]
-    assert live.beforehand(planned, 0) == [], "nothing is said before what is short"
-
-
 @pytest.mark.parametrize(
     ("levels", "cores"),
     [
@@ -132,13 +104,6 @@ def test_every_core_but_the_efficient_ones_gets_a_thread(levels, cores, mac):
     ]
     mac.say(LEVELS, "\n".join(lines))
     assert machine.performance_cores() == cores
-
-
-def test_what_the_disk_has_no_room_for_is_said_before_it_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * 10**9))
-    with pytest.raises(StudyError, match="GB are free"):
-        live.beforehand(your_machine("shape"), 480)
 
 
 # ---------------------------------------------------------------- workers

@@ -30,7 +30,6 @@ from types import SimpleNamespace as Any
 from conftest import mini
 from llama_meter.measure import runner
 from plamo_study import live
-live.beforehand = lambda *_: ["Measures for 3 minutes at most"]
 live.files.make_models = lambda *_: None
 def sweep(plan, path, on_progress, **how):
     for done in range(5):

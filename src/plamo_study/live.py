@@ -6,7 +6,6 @@ In a notebook one line is replaced by the next, and one remains. The command lin
 import logging
 import os
 import shlex
-import shutil
 import sys
 import time
 from dataclasses import replace
@@ -18,16 +17,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from llama_meter import journal, paths
+from llama_meter import journal
 from llama_meter.cells import AnyCell, Decode, Gate, OnModel, Prefill
 from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, NotJudgedError, StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
 from llama_meter.limits import NOT_FINITE
-from llama_meter.measure import files, machine, runner, watch
+from llama_meter.measure import files, runner, watch
 from llama_meter.measure.plan import Plan, check_scale
 from llama_meter.measure.request import NOTHING, Request, Sweep
-from llama_meter.models import header, recipes, registry as models
+from llama_meter.models import recipes, registry as models
 from llama_meter.rows import Row
 from llama_meter.serve import server
 from plamo_study.read import frame
@@ -35,19 +34,10 @@ from plamo_study.read.recording import Recording, of_rows, recorded
 from plamo_study.studies import registry
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
+UNMEASURED = "was not measured here"
 ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
 WHOLE = 2.0  # minutes of a study that is meaningless in part, below which it is shown as recorded
-LONG = 5.0  # minutes: of what may take longer more is said beforehand
-NAMED = 3  # cells of those that there was no time for
 EVERY_S = 0.5  # between two lines that replace one another
-ROOM = 1 << 30  # bytes that stay free on the disk
-BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # per weight, about
-SLOWS = {  # what of a machine's state makes its times slow
-    "power_source": {"battery": "on battery: plug it in", "ac": "on mains power"},
-    "power_mode": {"low": "Low Power Mode is on: turn it off", "powersave": "the clock's governor is powersave"},
-    "thermal": {"nominal": "cool"} | dict.fromkeys(("moderate", "heavy", "trapping"), "hot: let it cool down"),
-    "memory_pressure": dict.fromkeys(("warning", "critical"), "short of memory: close other programs"),
-}
 
 
 class Line:
@@ -114,7 +104,7 @@ def collect(study: str, request: Request) -> Recording:
     if whole and journal.stored(journal_path(study, planned.scale, REFERENCE)):
         line.say(f"*{study} is shown as recorded: {why}.*")
         return recorded(study, scale)
-    line.say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
+    line.say(f"*{study} {UNMEASURED}: {why}.*")
     return Recording(frame.frame([], {}), {}, study, planned.scale, "live", lacks=why)
 
 
@@ -159,12 +149,12 @@ def measure(
     `minutes` are for measuring: writing files is not counted. `sweep`: what of the plan a user chose. `how`: as for
     `runner.sweep`. Raises UnmeasuredError for a program that the plan needs, and StudyError for a disk too small.
     """
-    before, began, study = beforehand(planned, minutes), time.monotonic(), planned.study
+    before, began, study = [until(minutes)] if minutes else [], time.monotonic(), planned.study
     refused = set[str]()
     if planned.program:
         server.program() if planned.program == server.BINARY else builds.program(planned.program)
-    if before:
-        line.say("  \n".join(before))
+    for text in before:
+        line.say(text)
 
     def on_bytes(file: str, done: int, total: int) -> None:
         line.say(f"*{study}: writing {file}, {done / max(total, 1):.0%}*", at_once=False)
@@ -190,11 +180,11 @@ def measure(
         refuse(row)
     for text in (*_unseen(planned, summary, sweep), *_failed(planned, summary)):
         line.fail(text, NOT_MEASURED)
-    said = f"*{study}: all rows were measured before.*"
+    done = f"*{study}: all rows were measured before.*"
     if summary.measured:
-        said = f"*{study}: {summary.measured} processes measured here in {_long(time.monotonic() - began)}.*"
+        done = f"*{study}: {summary.measured} processes measured here in {_long(time.monotonic() - began)}.*"
     lacks = f"{lacking(summary).capitalize()}; {MORE}." if summary.lacking else ""
-    line.say(" ".join(filter(None, (said, lacks, _no_time(planned, summary, sweep)))))
+    line.say(" ".join(filter(None, (done, lacks, _no_time(planned, summary, sweep)))))
     return summary
 
 
@@ -209,33 +199,6 @@ def lacking(summary: runner.Summary) -> str:
     hit = len(watch.disturbed(summary.rows))
     disturbed = f", and {hit} of the {len(summary.rows)} that ended were disturbed" if hit else ""
     return f"the time was up before {summary.lacking} processes that its finding needs had ended{disturbed}"
-
-
-# ---------------------------------------------------------------- beforehand
-
-
-def beforehand(planned: Plan, minutes: float) -> list[str]:
-    """What to know before a plan is measured for so many minutes; 0: as long as it takes.
-
-    When it ends at the latest, which files are written, and, of what may take longer than LONG, what slows this
-    machine. StudyError where the disk lacks room for the files.
-    """
-    said = [until(minutes)] if minutes else []
-    wanted = [file for file in files.needed(planned) if file[1] != models.FILE_SCALE]
-    absent = [file for file in wanted if not recipes.model_path(*file).exists()]
-    if absent and (size := sum(models.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8 for file in absent)) > 1e8:
-        disk = next(folder for folder in (paths.MODELS, *paths.MODELS.parents) if folder.exists())
-        free = shutil.disk_usage(disk).free
-        if size + ROOM > free:
-            why = f"model files of full size take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-            raise StudyError(str(disk), why, "free some space, or measure small models: make study SCALE=mini")
-        said.append(f"{len(absent)} files are written first: {size / 1e9:.1f} of {free / 1e9:.1f} GB free.")
-    if minutes >= LONG or not (minutes or planned.scale == "mini"):
-        state = machine.state()
-        slow = [words for name, wordings in SLOWS.items() if (words := wordings.get(getattr(state, name)))]
-        slow += ["leave the lid open: closed, it sleeps"] if machine.sleeps_when_closed() else []
-        said += [f"This machine: {'; '.join(slow)}."] if slow else []
-    return said
 
 
 def until(minutes: float) -> str:
@@ -260,12 +223,12 @@ def trouble(row: Row) -> str:
     if row.failure and row.failure.message.startswith(f"{NotJudgedError.__name__}: "):
         role = row.failure.message.split(": ", 2)[2].partition(";")[0]
         return f"{row.cell.files[0][0]} in {row.cell.files[0][2]} is {role}"
-    said = f"{row.status} in {row.failure}" if row.failure else f"wrong result: {_wrong(row)}"
+    wrong = f"{row.status} in {row.failure}" if row.failure else f"wrong result: {_wrong(row)}"
     if not isinstance(row.cell, Gate):
-        return f"{named(row.cell)}: {said}"
-    return (
-        f"gate of {row.cell.model} in {row.cell.dtype}: {said}. Nothing is timed with this file. {_instead(row.cell)}"
-    )
+        return f"{named(row.cell)}: {wrong}"
+    name = recipes.model_path(*row.cell.files[0]).name
+    which = f"gate of {row.cell.model} in {row.cell.dtype}"
+    return f"{which}: {wrong}. Nothing is timed with this file: `plamo-study models check '{name}'` looks for the cause"
 
 
 def _wrong(row: Row) -> str:
@@ -277,19 +240,6 @@ def _wrong(row: Row) -> str:
     if "finite" in differ or any(error > NOT_FINITE for error in errors.values()):
         return "its logits are not finite"
     return ", ".join(f"{name} off by {error:.2g}" for name, error in errors.items()) or str(row.checks)
-
-
-def _instead(gate: Gate) -> str:
-    """What to do about a file whose gate failed; where `ssm_out` meets too narrow a type, the file to measure."""
-    path, base = recipes.model_path(*gate.files[0]), gate.dtype.partition("-")[0]
-    if gate.n_gpu_layers and machine.MACOS and path.exists():  # Metal casts the input of ssm_out to F16
-        types = [header.type_name(t) for t in header.read(path).tensors if t.name.endswith("ssm_out.weight")]
-        if any(kind != "BF16" for kind in types):
-            return (
-                "Metal casts the input of ssm_out to F16, where it may overflow. Measure the file with ssm_out in "
-                f"BF16: `plamo-study models quantize SOURCE.gguf --type {base}-ssm_out-BF16`"
-            )
-    return f"`plamo-study models check '{path.name}'` looks for the cause"
 
 
 def speed(row: Row) -> str:
@@ -322,12 +272,10 @@ def _failed(planned: Plan, summary: runner.Summary) -> list[str]:
 
 
 def _no_time(planned: Plan, summary: runner.Summary, sweep: Sweep) -> str:
-    """The cells for which there was no time, and the command that measures them; empty where there are none."""
+    """How many cells there was no time for, and the command that measures them; empty where there are none."""
     if not summary.left_out:
         return ""
-    few, rest = summary.left_out[:NAMED], len(summary.left_out) - NAMED
-    names = ", ".join([named(cell) for cell in few] + ([f"{rest} more"] if rest > 0 else []))
-    return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells ({names}): {_goes_on(planned, sweep)}"
+    return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells: {_goes_on(planned, sweep)}"
 
 
 def _unseen(planned: Plan, summary: runner.Summary, sweep: Sweep) -> list[str]:

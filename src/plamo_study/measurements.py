@@ -99,10 +99,10 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
 
     Never compare the two: the rows of a block belong to one machine.
     """
-    own = read(study, "recorded", scale)
-    if not own:
+    part = read(study, "recorded", scale)
+    if not part:
         return tidy()
-    return _named_apart(elsewhere(own), [{name: own.facts[name] for name in own.rows["machine"].unique()}])
+    return _named_apart(elsewhere(part), [{name: part.facts[name] for name in part.rows["machine"].unique()}])
 
 
 def measured_added(study: str, scale: str = "shape", board: str = "") -> pd.DataFrame:
@@ -164,12 +164,9 @@ def parts(studies: Sequence[str], request: Request = RECORDED) -> tuple[Recordin
     from plamo_study.live import MORE, collect  # the engine and all that measures come with it
 
     recordings = tuple(collect(study, request) for study in studies)
-    own = [part for part in recordings if part.source == "live"]  # others are shown as recorded
-    if own and not any(len(part.rows) for part in own):
-        why = "; ".join(dict.fromkeys(part.lacks for part in own))
-        raise UnmeasuredError(
-            " and ".join(studies), f"nothing was measured in {request.minutes:g} minutes: {why}", MORE
-        )
+    live = [part for part in recordings if part.source == "live"]  # others are shown as recorded
+    if live and not any(len(part.rows) for part in live):
+        raise UnmeasuredError(" and ".join(studies), f"nothing was measured in {request.minutes:g} minutes", MORE)
     return recordings
 
 

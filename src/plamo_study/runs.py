@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from llama_meter import paths
 from llama_meter.disk import growing
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, StudyError, of_system
 from llama_meter.journal import LOCAL, REFERENCE
-from plamo_study.live import MORE
+from plamo_study.live import MORE, UNMEASURED
 from plamo_study.studies.registry import OF_ALL
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
@@ -229,7 +230,11 @@ def run(
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
     outcome = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
-    if problem is None and executed and any(MORE in str(cell.get("outputs", "")) for cell in executed.cells):
+    if (
+        problem is None
+        and executed
+        and re.search(f"{re.escape(MORE)}|{UNMEASURED}", str([cell.get("outputs") for cell in executed.cells]))
+    ):
         outcome = "in part"
     if executed and (problem is None or outcome) and not unfinished(executed):
         executed.metadata[MADE_FROM] = "" if outcome else _made_from(notebook, assigned)  # with the rows of this run

@@ -136,11 +136,9 @@ def resolve(name_or_folder: str) -> Path:
     if name_or_folder in definitions():  # not a folder of this name in the working directory
         path = _current(name_or_folder)
     if not any(path.glob("libllama.*")):
-        raise StudyError(
-            name_or_folder,
-            "neither a known build nor a folder that holds libllama",
-            f"{MISSING}, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
-        )
+        why = "is not for measuring: it" if name_or_folder in definitions() else "is no known build, and"
+        mend = f"{MISSING}, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder"
+        raise StudyError(name_or_folder, f"{why} holds no libllama", mend)
     described(path)
     return path.resolve()
 

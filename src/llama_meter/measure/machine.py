@@ -221,11 +221,6 @@ def _battery() -> Any:
     return psutil.sensors_battery()
 
 
-def sleeps_when_closed() -> bool:
-    """Whether this is a Mac with a lid. Closing it puts the Mac to sleep, whatever keeps it awake otherwise."""
-    return MACOS and _battery() is not None
-
-
 @contextmanager
 def awake() -> Iterator[None]:
     """Keep a Mac from sleeping while measurements run; no effect elsewhere. Its display may go dark."""

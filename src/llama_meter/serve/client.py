@@ -20,6 +20,7 @@ import httpx2
 import msgspec
 
 from llama_meter.disk import printable
+from llama_meter.errors import StudyError
 from llama_meter.measure.tolerance import Parting, parting
 
 Api = Literal["completions", "chat/completions"]
@@ -176,11 +177,16 @@ class Target:
         return f"{self.url.rstrip('/')}/v1/{self.api}"
 
     def connected(self) -> Client:
-        """As many connections to it as requests need."""
+        """As many connections to it as requests need. StudyError for an SSL_CERT_FILE without certificates."""
         headers = {"Accept-Encoding": "identity", "User-Agent": "llama-meter"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        tls = self.url.startswith("https:") and httpx2.create_ssl_context()  # it takes long, and reads SSL_CERT_FILE
+        try:
+            tls = (
+                self.url.startswith("https:") and httpx2.create_ssl_context()
+            )  # it takes long, and reads SSL_CERT_FILE
+        except OSError as error:
+            raise StudyError("SSL_CERT_FILE", f"is no file of certificates ({error})", "name a PEM file") from error
         wait = httpx2.Timeout(QUIET_S, pool=None)
         return Client(headers=headers, limits=limits, timeout=wait, trust_env=False, verify=tls)
 

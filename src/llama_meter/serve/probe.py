@@ -54,11 +54,12 @@ def address(url: str) -> str:
     try:
         parts = urlsplit(url)
         client.httpx2.URL(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
     except (ValueError, client.httpx2.InvalidURL):
         good = False
     if not good:
-        raise StudyError(f"URL {url!r}", "is no http or https address", "name one such as http://127.0.0.1:8080")
+        why, mend = "is no http or https address, or holds a password", "name one such as http://127.0.0.1:8080"
+        raise StudyError(f"URL {url.rpartition('@')[2]!r}", why, f"{mend}; a key goes into {KEY}")
     return url.rstrip("/").removesuffix("/v1")
 
 
