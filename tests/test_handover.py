@@ -10,7 +10,7 @@ from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session
 from llama_meter.engine.states import CACHE, CONVOLUTION, PARTS, RECURRENT, parts, spliced
 from llama_meter.errors import StudyError
-from llama_meter.measure import quantizing
+from llama_meter.measure import files
 from llama_meter.measure.request import sweep
 from llama_meter.models import recipes, registry
 from plamo_study.arithmetic import roofline
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
     for model in (HYBRID, ATTENTION):
         own = folder / f"{model}.mini.F16.gguf"
         own.symlink_to(mini_file(model))
-        quantizing.quantize(own, folder / f"{model}.mini.Q4_K_M.gguf", recipes.by_name("Q4_K_M"))
+        files.quantize(own, folder / f"{model}.mini.Q4_K_M.gguf", recipes.by_name("Q4_K_M"))
     return folder
 
 
@@ -135,8 +135,8 @@ def test_two_files_of_one_model_are_paired_as_they_are_given_and_others_refused(
     found = handover.run(msgspec.structs.replace(cell, n_chunks=2, n_threads=1), paths[0], lambda _: None, paths[1])
     assert found.valid
     assert "stranger_refused" not in found.checks
-    for files, why in (([paths[0], mini_file(ATTENTION)], "2 models"), (paths[:1], "two are needed")):
+    for named, why in (([paths[0], mini_file(ATTENTION)], "2 models"), (paths[:1], "two are needed")):
         with pytest.raises(StudyError, match=why):
-            plan.pairs("mini", sweep=sweep(files=[*map(str, files)]))
+            plan.pairs("mini", sweep=sweep(files=[*map(str, named)]))
     with pytest.raises(StudyError, match="--scale mini"):
         plan.pairs("shape")

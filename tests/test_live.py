@@ -104,7 +104,7 @@ def said_of(root, *command):
 
 
 OF_MINI = f"""{CEILINGS}
-from llama_meter.measure import quantizing, watch
+from llama_meter.measure import files, watch
 from plamo_study.studies.your_machine import plan as own
 plan.MATMUL_SIZE["mini"] = 256
 own.N_PROMPT, own.N_GEN, own.N_SEQ, own.TYPES = (16, 8), (4,), (2, 4), ("Q4_0",)
@@ -113,7 +113,7 @@ watch.disturbed = lambda rows: set()  # other tests compute beside: no row is me
 STOPPED = """
 def stopped(*_, **__):
     raise RuntimeError("stopped")
-quantizing.quantize = stopped
+files.quantize = stopped
 """
 
 

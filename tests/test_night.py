@@ -12,7 +12,7 @@ from conftest import mini_file
 
 from llama_meter import journal, paths
 from llama_meter.cells import Gate
-from llama_meter.measure import machine, quantizing, runner, watch
+from llama_meter.measure import files, machine, runner, watch
 from llama_meter.measure.process import Outcome, TimeUpError
 from llama_meter.measure.request import Request, sweep
 from llama_meter.models import check, recipes, registry
@@ -146,7 +146,7 @@ def test_a_night_interrupted_and_updated_measures_every_notebook_that_takes_file
 
 def test_two_files_of_one_model_are_paired_in_a_night(tmp_path):
     smaller = tmp_path / "smaller.gguf"
-    quantizing.quantize(mini_file(), smaller, recipes.by_name("Q8_0"))
+    files.quantize(mini_file(), smaller, recipes.by_name("Q8_0"))
     of_a_night = Request.of({"files": [str(mini_file()), str(smaller)]})
     assert studies.OF_PAIRS in [path.stem for path in notebooks.chosen([], of_a_night)]
 

@@ -13,7 +13,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from llama_meter.engine.library import capture_log
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
-from llama_meter.measure import quantizing, texts
+from llama_meter.measure import files, texts
 from llama_meter.measure.process import work as outcome
 from llama_meter.measure.worker import Job
 from llama_meter.models import recipes
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
     reference = shutil.copy(mini_file(), folder / f"{HYBRID}.mini.F16.gguf")
     shutil.copy(reference, folder / f"{HYBRID}.mini.same.gguf")
     for name in ("Q8_0", "Q2_K"):
-        quantizing.quantize(reference, folder / f"{HYBRID}.mini.{name}.gguf", recipes.by_name(name))
+        files.quantize(reference, folder / f"{HYBRID}.mini.{name}.gguf", recipes.by_name(name))
     broken = Path(shutil.copy(reference, folder / f"{HYBRID}.mini.broken.gguf"))
     norm = next(tensor for tensor in gguf.GGUFReader(broken).tensors if tensor.name == "output_norm.weight")
     with broken.open("r+b") as file:

@@ -11,7 +11,7 @@ from built import measured
 from conftest import ATTENTION, mini, mini_file
 
 from llama_meter.errors import StudyError
-from llama_meter.measure import checking, quantizing
+from llama_meter.measure import checking, files
 from llama_meter.models import header, recipes, tensors
 from llama_meter.models.check import blocking
 from llama_meter.models.recipes import Recipe, by_name
@@ -23,7 +23,7 @@ def refused(message, source, out, made_by=Recipe("Q4_0")):  # noqa: B008 # it is
     """How quantizing is refused: nothing is left beside what was there."""
     before = set(out.parent.iterdir())
     with pytest.raises(StudyError, match=message) as caught:
-        quantizing.quantize(source, out, made_by)
+        files.quantize(source, out, made_by)
     assert set(out.parent.iterdir()) == before
     return caught.value
 
@@ -31,7 +31,7 @@ def refused(message, source, out, made_by=Recipe("Q4_0")):  # noqa: B008 # it is
 @pytest.mark.whole
 @pytest.mark.parametrize("name", KINDS)
 def test_what_the_quantizer_writes_computes_as_the_oracle_says(tmp_path, name):
-    out = quantizing.quantize(mini_file(), tmp_path / "m.gguf", by_name(name))
+    out = files.quantize(mini_file(), tmp_path / "m.gguf", by_name(name))
     found = {finding.code: finding for finding in checking.check(out)}
     assert not blocking(found.values())
     assert "gate" in found
@@ -52,7 +52,7 @@ def test_an_exception_for_a_kind_that_cannot_have_one_is_refused():
 def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
     seen, out = [], tmp_path / "deep" / "out.gguf"
     made_by = by_name("Q8_0-ssm_out-BF16")
-    assert quantizing.quantize(mini_file(), out, made_by, lambda *at: seen.append(at)) == out
+    assert files.quantize(mini_file(), out, made_by, lambda *at: seen.append(at)) == out
     total = mini_file().stat().st_size
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (total, total)
@@ -61,12 +61,12 @@ def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
 
 
 def test_an_exempted_tensor_stays_byte_for_byte_and_float_types_take_exceptions_too(tmp_path):
-    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", by_name("Q4_0-ssm_out-F16"))
+    out = files.quantize(mini_file(), tmp_path / "out.gguf", by_name("Q4_0-ssm_out-F16"))
     before, after = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (mini_file(), out))
     exempt = [name for name in before if "ssm_out" in name]
     assert len(exempt) == 2
     assert all(np.array_equal(before[name].data, after[name].data) for name in exempt)
-    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", by_name("F16-ssm_out-BF16-ffn_up-Q8_0"))
+    out = files.quantize(mini_file(), tmp_path / "out.gguf", by_name("F16-ssm_out-BF16-ffn_up-Q8_0"))
     types = {tensor.kind: tensor.dtype for tensor in tensors.tensor_table(out)}
     assert (types["ssm_out"], types["ffn_up"], types["ffn_down"], types["token_embd"]) == ("BF16", "Q8_0", "F16", "F16")
     assert header.read(out).number("general.file_type") == 1
@@ -75,7 +75,7 @@ def test_an_exempted_tensor_stays_byte_for_byte_and_float_types_take_exceptions_
 def test_a_source_that_is_quantized_or_cannot_be_read_or_is_the_target_is_refused(tmp_path):
     cut, whole = tmp_path / "cut.gguf", Path(shutil.copy(mini_file(), tmp_path / "source.gguf"))
     cut.write_bytes(mini_file().read_bytes()[:100_000])
-    once = quantizing.quantize(mini_file(), tmp_path / "once.gguf", Recipe("Q8_0"))
+    once = files.quantize(mini_file(), tmp_path / "once.gguf", Recipe("Q8_0"))
     for source, name, why in (
         (tmp_path / "none.gguf", "out.gguf", "no such file"),
         (cut, "out.gguf", "cut short or damaged"),

@@ -9,7 +9,7 @@ from rich.text import Text
 from llama_meter import paths
 from llama_meter.disk import check_out
 from llama_meter.errors import StudyError
-from llama_meter.measure import checking, quantizing
+from llama_meter.measure import checking, files
 from llama_meter.models import check as checks, header, recipes, registry, tensors
 from llama_meter.models.check import blocking
 from plamo_study.cli.terminal import BYTES, Terminal, bar, console, grid, short
@@ -101,5 +101,5 @@ def quantize(
     target = recipes.default_out(source, chosen) if out is None else out
     check_out(target, force)
     with bar("writing", BYTES) as update:
-        quantizing.quantize(source, target, chosen, lambda done, total: update(target.name, done, total))
+        files.quantize(source, target, chosen, lambda done, total: update(target.name, done, total))
     console.print(f"{short(target)}: {target.stat().st_size / 1e6:,.1f} MB", soft_wrap=True)
