@@ -23,7 +23,7 @@ TEMPLATE = "template"  # the folder to copy, no chapter itself
 
 def _chapters() -> tuple[Chapter, ...]:
     """In the order of need: pages without a chapter's number, chapters, appendices."""
-    folders = [found.name for found in iter_modules(studies.__path__) if found.ispkg and found.name != TEMPLATE]
+    folders = [each.name for each in iter_modules(studies.__path__) if each.ispkg and each.name != TEMPLATE]
     chapters = [_chapter(f"{studies.__name__}.{name}") for name in folders]
     return tuple(
         sorted(chapters, key=lambda each: (each.notebook[0].isdigit() or each.notebook[0].isupper(), each.notebook))
@@ -42,10 +42,10 @@ def _chapter(package: str) -> Chapter:
 @cache
 def quantities() -> "Mapping[str, Quantities]":
     """By kind of cell, what its rows hold in place of times in one piece: the QUANTITIES of the folders' `metrics`."""
-    found: dict[str, Quantities] = {}
+    by_kind: dict[str, Quantities] = {}
     for place in sorted(Path(studies.__path__[0]).glob("*/metrics.py")):
-        found |= import_module(f"{studies.__name__}.{place.parent.name}.metrics").QUANTITIES
-    return found
+        by_kind |= import_module(f"{studies.__name__}.{place.parent.name}.metrics").QUANTITIES
+    return by_kind
 
 
 CHAPTERS = _chapters()
@@ -81,9 +81,9 @@ def of_notebook(name: str, scale: str, files: Sequence[File] = ()) -> list[tuple
     `name`: the notebook's, or that of one of its studies. For `files` of a user's own only studies that take some.
     """
     return [
-        (own, shown_at(own, scale))
-        for own in STUDIES
-        if notebook_of(own) == notebook_of(name) and not STUDIES[own].aside and (varies(own) or not files)
+        (study, shown_at(study, scale))
+        for study in STUDIES
+        if notebook_of(study) == notebook_of(name) and not STUDIES[study].aside and (varies(study) or not files)
     ]
 
 

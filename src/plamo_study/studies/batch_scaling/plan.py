@@ -50,7 +50,7 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     n_threads = threads_of(sweep)
     base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_gen=n_gen, policy="shared", n_threads=n_threads)
     base = change(base, n_gpu_layers=-1 if gpu else 0)
-    base, files, own = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
+    base, files, at = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
     limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, (n_threads,))
     first = FIRST_SEQUENCES if not sweep.n_seq else (1,)
@@ -67,7 +67,7 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     compared: list[Cell] = [on_file(change(base, n_seq=n), files[0]) for n in FEW_SEQUENCES]
     compared += [on_file(change(short, n_seq=n, policy="packed"), files[0]) for n in (4, 16)]
     needed = len(limits) + sum(len(of(n_seq)) for n_seq in first)
-    planned = with_gates("03-batch-scaling", own, (*limits, *cells), exact_cache=False)
+    planned = with_gates("03-batch-scaling", at, (*limits, *cells), exact_cache=False)
     return replace(planned, compared=tuple(compared), needed=needed, blocks=2 if scale == "mini" else BLOCKS)
 
 
@@ -89,7 +89,7 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     threads.
     """
     check_scale(scale)
-    own, files, totals = scale_of(scale, sweep), files_of(scale, sweep), sweep.n_seq or TOTALS
+    at, files, totals = scale_of(scale, sweep), files_of(scale, sweep), sweep.n_seq or TOTALS
     base = Replicas(n_prompt=REPLICA_PROMPT, n_gen=REPLICA_STEPS[scale], n_threads=threads_of(sweep))
     base = on_file(change(base, n_gpu_layers=-1 if gpu else 0), files[0])
     first, *rest = ([change(base, n_processes=p, n_seq=n // p) for p in PROCESSES if n % p == 0] for n in totals)
@@ -104,7 +104,7 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     kernel = [] if sweep.files else [change(limit, dtype=REPACKED) for limit in limits if isinstance(limit, MatMul)]
     others = [*fewer, *second, *by_kind, *packed, *_parts(fewer), *_parts(second), *_parts(by_kind), *kernel]
     cells = tuple(dict.fromkeys([*needed, *(cell for cell in others if _fits(cell))]))
-    planned = with_gates("03-replicas", own, cells, exact_cache=False)
+    planned = with_gates("03-replicas", at, cells, exact_cache=False)
     blocks = 2 if scale == "mini" else BLOCKS
     return replace(planned, needed=len(needed), blocks=blocks, workload="plamo_study.studies.batch_scaling.work")
 

@@ -40,7 +40,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
     load_ns: int
     mapped_bytes: float
-    own_bytes: float
+    private_bytes: float
     splits: tuple[int, int] | None  # of its graphs, as `library.splits`
 
 
@@ -97,8 +97,8 @@ def serve(task: Task, line: Connection) -> None:
         _prompts(session, cell, tokens)
         phases.time_steps(session, steps[:WARM_STEPS])
         session.clear()
-        mapped, own = weights("".join(log))
-        line.send(Loaded(load_ns=load_ns, mapped_bytes=mapped, own_bytes=own, splits=library.splits()))
+        mapped, private = weights("".join(log))
+        line.send(Loaded(load_ns=load_ns, mapped_bytes=mapped, private_bytes=private, splits=library.splits()))
         line.recv()
         with watch.timed():
             prompts, taken = _prompts(session, cell, tokens), phases.time_steps(session, steps)
@@ -144,7 +144,7 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         load_ns=max(each.load_ns for each in loaded),
         splits=loaded[0].splits,
         n_evaluated=sum(each.n_evaluated for each in answered),
-        checks=checks | {"mapped_bytes": loaded[0].mapped_bytes, "own_bytes": loaded[0].own_bytes},
+        checks=checks | {"mapped_bytes": loaded[0].mapped_bytes, "own_bytes": loaded[0].private_bytes},
         series={"mapped": [float(each.mapped) for each in answered if each.mapped is not None]},
         requests=list(_requests(cell, answered, begin)),
         valid=passed(checks),

@@ -1,6 +1,7 @@
 """Which cells the study of phase asymmetry measures at which scale."""
 
 from dataclasses import replace
+from itertools import product
 
 from llama_meter.cells import Cell, Prefill
 from llama_meter.measure.plan import (
@@ -31,28 +32,21 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
     threads = sweep.n_threads or thread_counts()
     base = Prefill(scale=scale, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
     base = change(base, **sweep.settings())
-    own, gpu, files = scale_of(scale, sweep), base.n_gpu_layers != 0, files_of(scale, sweep)
+    at, gpu, files = scale_of(scale, sweep), base.n_gpu_layers != 0, files_of(scale, sweep)
     often = {n: 20 if gpu else 3 if n <= LONG else 1 for n in sweep.n_prompt or PROMPTS}  # milliseconds each on a GPU
     steps = change(base, workload="decode")
-    asked: list[Cell] = [
-        cell
-        for file in files
-        for cell in (
-            *(on_file(change(base, n_prompt=n, repetitions=times), file) for n, times in often.items()),
-            *(
-                on_file(change(steps, depth=depth, n_gen=n), file)
-                for depth in sweep.n_depth or (DEPTH,)
-                for n in sweep.n_gen or (ANSWER,)
-            ),
-        )
-    ]
+    lengths = list(product(sweep.n_depth or (DEPTH,), sweep.n_gen or (ANSWER,)))
+    needed: list[Cell] = []
+    for file in files:
+        needed += [on_file(change(base, n_prompt=n, repetitions=times), file) for n, times in often.items()]
+        needed += [on_file(change(steps, depth=depth, n_gen=n), file) for depth, n in lengths]
     if sweep.files and not (sweep.n_prompt or sweep.n_gen):  # our own choice gives way to a short context
-        asked = [cell for cell in asked if fits(cell)]
+        needed = [cell for cell in needed if fits(cell)]
     limits = limits_of(files, scale, sweep, gpu, threads)
     fewer: list[Cell] = []
     for n_threads in threads if len(threads) > 1 else ():  # one thread is compared with no other
         for file in files:
             on_cpu = on_file(change(base, n_threads=n_threads, n_gpu_layers=0, n_prompt=128), file)
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
-    planned = with_gates("01-phase-asymmetry", own, tuple(dict.fromkeys((*limits, *asked, *fewer))))
-    return replace(planned, compared=tuple(asked), needed=len(asked) + len(limits))
+    planned = with_gates("01-phase-asymmetry", at, tuple(dict.fromkeys((*limits, *needed, *fewer))))
+    return replace(planned, compared=tuple(needed), needed=len(needed) + len(limits))

@@ -21,15 +21,15 @@ HELD_AT = 2  # minutes before a server is suspended
 SOAKED = ["machine", "model", "rate", "held_s", "n_minutes"]  # the load of a soak
 
 
-def under_load(asked: pd.DataFrame) -> pd.DataFrame:
+def under_load(answers: pd.DataFrame) -> pd.DataFrame:
     """What became of the answers of several users at once, by file, build and server, as `counted` counts them.
 
-    Every page, README and the reports quote this one count. `asked`: a frame of `measurements.answers`.
+    Every page, README and the reports quote this one count. `answers`: a frame of `measurements.answers`.
     """
-    return counted(asked[asked["n_clients"] > 1], "model file build server")
+    return counted(answers[answers["n_clients"] > 1], "model file build server")
 
 
-def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
+def counted(answers: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
     """Answers by what became of them, one line a group of `by`; the unit is the prompt.
 
     `prompts`: distinct ones that got an answer, and `prompts_changed`: those of them whose answer changed at least
@@ -37,7 +37,7 @@ def counted(asked: pd.DataFrame, by: str | Sequence[str]) -> pd.DataFrame:
     `near_ties` of them; an answer that broke off is compared as far as it goes. `servers`, and how many `died`.
     """
     names, entries = names_of(by), []
-    for key, group in asked.groupby(names, sort=True):
+    for key, group in answers.groupby(names, sort=True):
         came = group[group["begun"]]
         entry = dict(zip(names, key, strict=True)) | {"prompts": len(came.groupby(["n_prompt", "prompt"]))}
         entry["prompts_changed"] = len(came[came["answer"] == "changed"].groupby(["n_prompt", "prompt"]))

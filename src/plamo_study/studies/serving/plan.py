@@ -48,8 +48,8 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     check_scale(scale)
     if refused := sweep.settings().keys() & {"type_k", "type_v"}:
         raise StudyError(f"-p {min(refused)}", "the servers of this study keep their caches in F16", "leave it out")
-    own, files = scale_of(scale, sweep), files_of(scale, sweep)
-    n_prompt, n_gen = (*sweep.n_prompt, SHORT[own][0])[0], (*sweep.n_gen, SHORT[own][1])[0]
+    at, files = scale_of(scale, sweep), files_of(scale, sweep)
+    n_prompt, n_gen = (*sweep.n_prompt, SHORT[at][0])[0], (*sweep.n_gen, SHORT[at][1])[0]
     base = Serving(n_gpu_layers=-1 if gpu else 0, n_threads=one("n_threads", sweep.n_threads, server.threads()))
     base = change(base, n_seq=SLOTS, n_prompt=n_prompt, n_gen=n_gen, **sweep.settings())
     bases = [on_file(base, file) for file in files]
@@ -61,14 +61,14 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         if sweep.n_seq or sweep.n_clients:
             needed += [_closed(base, s, n, _enough(n)) for s in slots for n in dict.fromkeys((1, *at_once))]
         else:
-            needed += [_closed(base, SLOTS, 4, LOADED[own]), _closed(base, SLOTS, 1, ALONE)]
-            others += [_closed(base, SLOTS, 2, LOADED[own])]
+            needed += [_closed(base, SLOTS, 4, LOADED[at]), _closed(base, SLOTS, 1, ALONE)]
+            others += [_closed(base, SLOTS, 2, LOADED[at])]
         needed += [_opened(change(base, n_seq=slots[0]), rate) for rate in sweep.rates]
         others += _lengths(base, lengths, sweep)
         if not (sweep.n_seq or sweep.n_clients):
             others += [_closed(base, AT_ONCE[-1], n, max(FEWEST, 2 * n)) for n in AT_ONCE]
         if not sweep.rates:
-            others += [change(base, n_clients=0, pattern="knee", n_requests=SOUGHT[own])]
+            others += [change(base, n_clients=0, pattern="knee", n_requests=SOUGHT[at])]
         # The slots of the first model are mixed up.
         crowd = WAITING if sweep == NOTHING and base.model == MODELS[1] and scale == "mini" else ()
         others += [_closed(base, SLOTS, n, 2 * n) for n in crowd]
@@ -78,11 +78,11 @@ def serving(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     parts = [part for base in bases for part in _parts(base, widths, sweep.n_prompt or PROMPTS)]
     others += [part for part in parts if sweep.n_prompt or fits(part)]
     cells = tuple(dict.fromkeys([*needed, *others]))
-    planned = with_gates("09-serving", own, tuple(c for c in cells if not isinstance(c, Serving)), exact_cache=False)
+    planned = with_gates("09-serving", at, tuple(c for c in cells if not isinstance(c, Serving)), exact_cache=False)
     compared = tuple(cell for cell in cells if isinstance(cell, Serving) and _compared(cell, files[0]))
     planned = replace(planned, cells=cells, compared=compared, needed=len(dict.fromkeys(needed)), extra_blocks=0)
     limit = PATIENCE * planned.time_limit_s
-    return replace(planned, blocks=BLOCKS[own], time_limit_s=limit, workload=WORKLOAD, program=server.BINARY)
+    return replace(planned, blocks=BLOCKS[at], time_limit_s=limit, workload=WORKLOAD, program=server.BINARY)
 
 
 def _closed(base: Serving, n_slots: int, n_clients: int, n_requests: int) -> Serving:

@@ -20,7 +20,7 @@ AS_LARGE = "Q8_0-ffn_down-F16-ssm_out-F16"  # of the hybrid: one file of the byt
 PROMPT, WRITTEN, TEXTS, LONGER = 256, 64, 32, 256  # tokens read and written, texts, and tokens of a longer answer
 LENGTHS = {64: 32, 1024: 24, 2048: 16}  # other prompts, and texts of each
 TIME_LIMIT_S = 1800.0
-GIVEN_TEXTS, GIVEN_WRITTEN = 8, 32  # for a reader's files
+FILE_TEXTS, FILE_WRITTEN = 8, 32  # for a reader's files
 
 
 def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -35,7 +35,7 @@ def pairs(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     if sweep.files:
         (model, _, dtype), *others = _of_one_model(sweep)
         base = change(base, model=model, scale=FILE_SCALE, dtype=dtype, candidates=tuple(name for _, _, name in others))
-        base = change(base, n_threads=threads_of(sweep), n_chunks=GIVEN_TEXTS, n_gen=GIVEN_WRITTEN)
+        base = change(base, n_threads=threads_of(sweep), n_chunks=FILE_TEXTS, n_gen=FILE_WRITTEN)
         cells = list(_of_lengths(base, sweep))
     elif scale != "mini":
         raise StudyError(f"scale {scale!r}", "pairs are held on the trained embedded models", "choose --scale mini")

@@ -71,8 +71,8 @@ def run(cell: Handover, path: Path, stage: Stage, *others: Path) -> Measured:
     """Evaluate `n_chunks` texts with every pair of files, then plant states that must not pass."""
     library.capture_log([])
     tally, samples = Tally(), []
-    given = dict(zip((cell.dtype, *cell.candidates), (path, *others), strict=False))
-    files = given if cell.scale == FILE_SCALE else quality.files(cell, path)
+    by_type = dict(zip((cell.dtype, *cell.candidates), (path, *others), strict=False))
+    files = by_type if cell.scale == FILE_SCALE else quality.files(cell, path)
     with ExitStack() as stack:
         n_tokens = cell.n_ctx + cell.n_gen
         config = quality.config(cell, n_tokens)
@@ -124,10 +124,12 @@ def _by_parts(cell: Handover, opened: Sessions, text: Text, tally: Tally) -> Non
     states = {name: read(session, text.prompt) for name, session in opened.items()}
     for name in cell.candidates:
         for reader, writer in ((name, cell.dtype), (cell.dtype, name)):
-            own, other = states[writer], states[reader]
-            tally.check(all_is_other=spliced(own, other, PARTS) == other, none_is_own=spliced(own, other, ()) == own)
+            state, other = states[writer], states[reader]
+            tally.check(
+                all_is_other=spliced(state, other, PARTS) == other, none_is_own=spliced(state, other, ()) == state
+            )
             for what, taken in {NONE: (), ALL: PARTS, **{part: (part,) for part in PARTS}}.items():
-                logits = _handed(opened[writer], spliced(own, other, taken), text, tally)
+                logits = _handed(opened[writer], spliced(state, other, taken), text, tally)
                 kld = quality.kl_divergence(text.log_p, quality.log_softmax(logits)).sum()
                 quality.add(tally.sums, {f"kld/{reader}>{writer}/{what}": kld})
 
@@ -202,12 +204,12 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
     """States that must not pass: another prompt's, or a part of it, changes the logits; the engine refuses another
     model's, one of another type of cache, and a cut one."""
     n_past = cell.n_ctx - 1
-    own, others = (read(session, chunk[:n_past]) for chunk in (chunks[0], chunks[-1]))
-    planted = {"other_prompt": others}
+    usual, other = (read(session, chunk[:n_past]) for chunk in (chunks[0], chunks[-1]))
+    planted = {"other_prompt": other}
     if cell.compares == "parts":
-        planted |= {f"other_{part.replace(' ', '_')}": spliced(own, others, (part,)) for part in PARTS}
+        planted |= {f"other_{part.replace(' ', '_')}": spliced(usual, other, (part,)) for part in PARTS}
     answers = {}
-    for name, state in {"": own, **planted}.items():
+    for name, state in {"": usual, **planted}.items():
         take(session, state, n_past)
         answers[name] = written(session, chunks[0], cell.n_ctx)
     errors = {name: relative_error(answers[name], answers[""]) for name in planted}
@@ -217,8 +219,8 @@ def _planted(cell: Handover, session: Session, stranger: Path | None, chunks: np
         with Session(stranger, session.config) as another:
             seen["stranger_refused"] = refuses(session, read(another, chunks[0][:n_past]), n_past)
     with Session(session, replace(session.config, type_k="q8_0" if cell.type_k != "q8_0" else "f16")) as other_cache:
-        seen["other_cache_refused"] = refuses(other_cache, own, n_past)
-    return seen | {"truncated_refused": refuses(session, own[: len(own) // 2], n_past)}
+        seen["other_cache_refused"] = refuses(other_cache, usual, n_past)
+    return seen | {"truncated_refused": refuses(session, usual[: len(usual) // 2], n_past)}
 
 
 RUNS = {Handover: run}

@@ -5,7 +5,7 @@ than FEW processes, or of disturbed ones, is named and not ranked. What is not t
 """
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,85 +56,6 @@ class Timed:
     depth: float
 
 
-def timed(m: pd.DataFrame) -> Timed:
-    """What a request is made of, from the usable lines with most threads."""
-    good = m[m.usable & (m.n_threads == m.n_threads.max())]
-    good = good.assign(marked=good.disturbed.astype(bool) | (good.drift > DRIFT_LIMIT))
-    steps = good[good.metric == "step"]
-    single = steps[steps.n_seq == 1]
-    depth = single.depth.mode().max()  # where one sequence was measured most
-    alone = single[(single.depth == depth) & (single.n_gen == single.n_gen.min())]
-    short = good[(good.metric == "prompt") & (good.n_seq == 1)]  # the prompt before those steps, read in one call
-    prompts = pd.concat([good[good.metric == "prefill"], short.assign(n_prompt=short.depth)])
-    batch = steps[steps.n_seq > 1].assign(value=lambda d: d.value / d.n_seq)
-    return Timed(prompts.drop_duplicates(["file", "n_prompt", "block"]), alone, batch, depth)
-
-
-def phases(of: Timed, request: Request) -> pd.DataFrame:
-    """Seconds of each phase of a request, by block: `phase`, `value`. Files of a model read one length of prompt."""
-    both = of.prompts[of.prompts.file.isin(of.alone.file)]
-    held = both.groupby(["model", "n_prompt"]).file.transform("nunique")
-    common = both[held == both.groupby("model").file.transform("nunique")]
-    alike = common[common.n_prompt == common.groupby("model").n_prompt.transform("max")]
-    reads = alike.assign(phase="reading", value=request.prompt * alike.value / alike.n_prompt)
-    return pd.concat([reads, of.alone.assign(phase="writing", value=request.answer * of.alone.value)])
-
-
-def requests(both: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of the request by block, of those that have `both` phases; `marked`: one of them was disturbed."""
-    whole = both.groupby(BLOCK).agg(value=("value", "sum"), n=("value", "size"), marked=("marked", "any"))
-    return whole[whole.n == 2].reset_index()
-
-
-def options(both: pd.DataFrame, of: Timed, request: Request, failed: Collection[tuple[str, int]]) -> pd.DataFrame:
-    """Seconds by block of each file's request as it is, in other types, and as a share of several at once.
-
-    Several prompts are read one after another, and their answers written together. `failed`: files and numbers of
-    sequences that were computed wrong. Columns: `saves` (the file), `option`, `n_seq`, machine, block, value, marked.
-    """
-    whole = requests(both)
-    lines = [whole.assign(saves=whole.file, option=AS_IT_IS)]
-    for (model, dtype), other in whole.groupby(["model", "dtype"]):
-        for file in whole.file[(whole.model == model) & (whole.dtype != dtype)].unique():
-            lines.append(other.assign(saves=file, option=f"use {dtype}"))
-    right = [(file, n) not in failed for file, n in zip(of.batch.file, of.batch.n_seq, strict=True)]
-    batch = of.batch[pd.Series(right, of.batch.index, dtype=bool)]
-    writes = batch.assign(value=request.answer * batch.value).drop_duplicates([*BLOCK, "n_seq"])
-    reads = both.loc[both.phase == "reading", [*BLOCK, "value", "marked"]]
-    several = writes.merge(reads, on=BLOCK, suffixes=("", "_read"))
-    marked = several.marked.astype(bool) | several.marked_read.astype(bool)
-    words = several.n_seq.astype(str) + " requests at once"
-    several = several.assign(value=several.value + several.value_read, marked=marked, saves=several.file, option=words)
-    return pd.concat([*lines, several]).reindex(
-        columns=["saves", "option", "n_seq", "machine", "block", "value", "marked"]
-    )
-
-
-def gains(of: pd.DataFrame) -> pd.DataFrame:
-    """Times the requests in the same time that each option does, paired by block, selected among a file's options.
-
-    Columns: `file`, `option`, `n_seq`, `estimate` and its numbers, `few` pairs, and whether it is `clear`: neither few
-    nor disturbed, and its interval above 1.
-    """
-    tried = [
-        compare(of, of=f"option == '{AS_IT_IS}'", to=f"option == '{option}'", by="saves").assign(
-            option=option, n_seq=group.n_seq.iloc[0], marked=lambda d, own=group: d.saves.isin(own.saves[own.marked])
-        )
-        for option, group in of.groupby("option", sort=False)
-        if option != AS_IT_IS
-    ]
-    if not tried:
-        return pd.DataFrame(columns=["file", "option", "n_seq", "value", "n", "estimate", "few", "clear"])
-    lines = pd.concat(tried)
-    lines = lines[lines.n > 0].rename(columns={"saves": "file"})
-    number_of = lines.groupby("file").option.transform("size")
-    lines["estimate"] = [selected(ratio, n) for ratio, n in zip(lines.estimate, number_of, strict=True)]
-    usual = of[(of.option == AS_IT_IS) & of.marked.astype(bool)].saves
-    quiet = ~lines.marked.astype(bool) & ~lines.file.isin(usual)
-    above = lines.estimate.map(lambda ratio: ratio.low > 1).astype(bool)
-    return lines.assign(few=lines.n < FEW, clear=(lines.n >= FEW) & quiet & above)
-
-
 def losses(facts: Mapping[str, Model]) -> dict[str, float]:
     """Distance from F16, in thousandths of a nat a token, of files whose model has a small trained namesake here.
 
@@ -154,7 +75,7 @@ def losses(facts: Mapping[str, Model]) -> dict[str, float]:
 def ranked(whole: pd.DataFrame, loss: Mapping[str, float]) -> pd.DataFrame:
     """Files of a model: the fastest first, then those not ranked.
 
-    `whole`: of `requests`. Columns: `file`, `dtype`, `value` (seconds), `n` processes, `kind` ("least", "longer",
+    `whole`: as of a `Decision`. Columns: `file`, `dtype`, `value` (seconds), `n` processes, `kind` ("least", "longer",
     "alike", or why it is not ranked), `over` (an Estimate of its seconds over the fastest's, by paired blocks, selected
     among all ranked) and `loss`.
     """
@@ -214,13 +135,13 @@ def does(value: float, reading: float, together: float, n: int, request: Request
     once, until all are answered.
     """
     first = number(request.prompt / reading)
-    said = f"{number(value)} s a request · first token after {first} s for the first user"
+    text = f"{number(value)} s a request · first token after {first} s for the first user"
     if request.users < 2:
-        return f"{said}."
+        return f"{text}."
     at_once = n if n > 1 else request.users
     mean, last = number(value * (at_once + 1) / 2), number(value * at_once)
     each = f"each waits {number(together)} s, and in turn " if n > 1 else "they are answered in turn and wait "
-    return f"{said} · if {at_once} ask at once {each}{mean} s on average, the last {last} s."
+    return f"{text} · if {at_once} ask at once {each}{mean} s on average, the last {last} s."
 
 
 def context(fact: Model, n: int, request: Request, row: pd.Series, longest: float) -> str:
@@ -228,17 +149,17 @@ def context(fact: Model, n: int, request: Request, row: pd.Series, longest: floa
     room, most = request.room(fact), fact["shape"].get("context_length") or 0
     why = fact.get("uncounted", MIXTURE)
     if why.startswith(MIXTURE):
-        kept = contexts.reserved(fact, f"on/{row.type_k}/{row.type_v}", room, UBATCH, whole=False)
-        state = f", {number(kept['state'] / 1e6)} MB of it a recurrent state" if kept["state"] else ""
-        each = kept["kv"] + kept["state"]
-        said = f"a slot of {room:,} tokens takes {number(each / 1e6)} MB{state}"
-        said += f"; {n} take {number(n * each / 1e9)} GB." if n > 1 else "."
+        cache = contexts.reserved(fact, f"on/{row.type_k}/{row.type_v}", room, UBATCH, whole=False)
+        state = f", {number(cache['state'] / 1e6)} MB of it a recurrent state" if cache["state"] else ""
+        each = cache["kv"] + cache["state"]
+        text = f"a slot of {room:,} tokens takes {number(each / 1e6)} MB{state}"
+        text += f"; {n} take {number(n * each / 1e9)} GB." if n > 1 else "."
     else:
-        said = f"n/a: {why}, so its cache is not computed."
+        text = f"n/a: {why}, so its cache is not computed."
     if 0 < most < request.prompt + request.answer + TEMPLATE:
-        said += f" This request does not fit: the model knows {most:,} tokens."
+        text += f" This request does not fit: the model knows {most:,} tokens."
     beyond = f" Reading was measured up to {longest:,.0f} tokens." if longest < request.prompt else ""
-    return said + beyond
+    return text + beyond
 
 
 def warning(arch: str, safe: bool | None, release: str) -> str:
@@ -263,15 +184,15 @@ def limit(share: float, bandwidth: float, disturbed: bool, smaller: pd.DataFrame
     """
     if share != share:
         return "n/a: its ceilings were not measured."
-    said = f"memory, {bandwidth / 1e9:.3g} GB/s at its best, would take {share:.0%} of a written token"
+    text = f"memory, {bandwidth / 1e9:.3g} GB/s at its best, would take {share:.0%} of a written token"
     if disturbed:
-        return f"{said}; it was measured while disturbed, so it may be faster."
+        return f"{text}; it was measured while disturbed, so it may be faster."
     if share <= 0.5:
-        return f"{said}, so more than memory slows it."
+        return f"{text}, so more than memory slows it."
     faster = [row.dtype for row in smaller.itertuples() if row.estimate.low > 1]
     if faster or smaller.empty:
-        return f"{said}: a smaller file {f'helps ({faster[0]})' if faster else 'should help'}."
-    return f"{said}, yet no smaller file was shown to write faster."
+        return f"{text}: a smaller file {f'helps ({faster[0]})' if faster else 'should help'}."
+    return f"{text}, yet no smaller file was shown to write faster."
 
 
 def sure(files: pd.DataFrame, best: Any, n: int = 1, gain: Estimate | None = None) -> str:
@@ -281,15 +202,15 @@ def sure(files: pd.DataFrame, best: Any, n: int = 1, gain: Estimate | None = Non
     if best is None:
         return f"not yet: {'; '.join(out)}. Run the same command again when the machine is idle."
     alike = [kind for kind in files.dtype[files.kind.isin(["least", "alike"])] if kind != best.dtype]
-    said = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if alike else []
-    said += [
+    text = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if alike else []
+    text += [
         f"{row.dtype} takes {figure(row.over)} times as long as {files.dtype[0]}"
         for row in files.itertuples()
         if row.kind in ("longer", "alike")
     ]
-    said += [f"{n} at once do {figure(gain)} times the requests in the same time"] if gain else []
-    said += ["one type was measured; give files of several to compare them"] if len(files) == 1 else []
-    return "; ".join(said + out) + "."
+    text += [f"{n} at once do {figure(gain)} times the requests in the same time"] if gain else []
+    text += ["one type was measured; give files of several to compare them"] if len(files) == 1 else []
+    return "; ".join(text + out) + "."
 
 
 @dataclass(frozen=True)
@@ -325,13 +246,34 @@ class Decision:
 
     @cached_property
     def timed(self) -> Timed:
-        """The lines that a request is made of."""
-        return timed(self.m)
+        """What a request is made of, from the usable lines with most threads."""
+        good = self.m[self.m.usable & (self.m.n_threads == self.m.n_threads.max())]
+        good = good.assign(marked=good.disturbed.astype(bool) | (good.drift > DRIFT_LIMIT))
+        steps = good[good.metric == "step"]
+        single = steps[steps.n_seq == 1]
+        depth = single.depth.mode().max()  # where one sequence was measured most
+        alone = single[(single.depth == depth) & (single.n_gen == single.n_gen.min())]
+        short = good[(good.metric == "prompt") & (good.n_seq == 1)]  # the prompt before those steps, read in one call
+        prompts = pd.concat([good[good.metric == "prefill"], short.assign(n_prompt=short.depth)])
+        batch = steps[steps.n_seq > 1].assign(value=lambda d: d.value / d.n_seq)
+        return Timed(prompts.drop_duplicates(["file", "n_prompt", "block"]), alone, batch, depth)
 
     @cached_property
     def both(self) -> pd.DataFrame:
-        """Seconds of each phase of the request, by block."""
-        return phases(self.timed, self.request)
+        """Seconds of each phase of a request, by block: `phase`, `value`. Files of a model read one length."""
+        prompts, alone = self.timed.prompts, self.timed.alone
+        both = prompts[prompts.file.isin(alone.file)]
+        n_files = both.groupby(["model", "n_prompt"]).file.transform("nunique")
+        common = both[n_files == both.groupby("model").file.transform("nunique")]
+        alike = common[common.n_prompt == common.groupby("model").n_prompt.transform("max")]
+        reads = alike.assign(phase="reading", value=self.request.prompt * alike.value / alike.n_prompt)
+        return pd.concat([reads, alone.assign(phase="writing", value=self.request.answer * alone.value)])
+
+    @cached_property
+    def whole(self) -> pd.DataFrame:
+        """Seconds of the request by block, of files with `both` phases; `marked`: one of them was disturbed."""
+        whole = self.both.groupby(BLOCK).agg(value=("value", "sum"), n=("value", "size"), marked=("marked", "any"))
+        return whole[whole.n == 2].reset_index()
 
     @cached_property
     def failed(self) -> pd.DataFrame:
@@ -340,14 +282,53 @@ class Decision:
 
     @cached_property
     def options(self) -> pd.DataFrame:
-        """Seconds by block of the request as it is and otherwise."""
-        failed = set(zip(self.failed.file, self.failed.n_seq, strict=True))
-        return options(self.both, self.timed, self.request, failed)
+        """Seconds by block of each file's request as it is, in other types, and as a share of several at once.
+
+        Several prompts are read one after another, and their answers written together; numbers of sequences that were
+        computed wrong are left out. Columns: `saves` (the file), `option`, `n_seq`, machine, block, value, marked.
+        """
+        whole, batch = self.whole, self.timed.batch
+        lines = [whole.assign(saves=whole.file, option=AS_IT_IS)]
+        for (model, dtype), other in whole.groupby(["model", "dtype"]):
+            for file in whole.file[(whole.model == model) & (whole.dtype != dtype)].unique():
+                lines.append(other.assign(saves=file, option=f"use {dtype}"))
+        wrong = pd.MultiIndex.from_frame(self.failed[["file", "n_seq"]])
+        batch = batch[~pd.MultiIndex.from_frame(batch[["file", "n_seq"]]).isin(wrong)]
+        writes = batch.assign(value=self.request.answer * batch.value).drop_duplicates([*BLOCK, "n_seq"])
+        reads = self.both.loc[self.both.phase == "reading", [*BLOCK, "value", "marked"]]
+        several = writes.merge(reads, on=BLOCK, suffixes=("", "_read"))
+        marked = several.marked.astype(bool) | several.marked_read.astype(bool)
+        words = several.n_seq.astype(str) + " requests at once"
+        several = several.assign(value=several.value + several.value_read, marked=marked, saves=several.file)
+        return pd.concat([*lines, several.assign(option=words)]).reindex(
+            columns=["saves", "option", "n_seq", "machine", "block", "value", "marked"]
+        )
 
     @cached_property
     def gains(self) -> pd.DataFrame:
-        """What each option gains."""
-        return gains(self.options)
+        """Times the requests in the same time that each option does, paired by block, selected among a file's options.
+
+        Columns: `file`, `option`, `n_seq`, `estimate` and its numbers, `few` pairs, and whether it is `clear`: neither
+        few nor disturbed, and its interval above 1.
+        """
+        every = self.options
+        tried = [
+            compare(every, of=f"option == '{AS_IT_IS}'", to=f"option == '{option}'", by="saves").assign(
+                option=option, n_seq=d.n_seq.iloc[0], marked=lambda lines, d=d: lines.saves.isin(d.saves[d.marked])
+            )
+            for option, d in every.groupby("option", sort=False)
+            if option != AS_IT_IS
+        ]
+        if not tried:
+            return pd.DataFrame(columns=["file", "option", "n_seq", "value", "n", "estimate", "few", "clear"])
+        lines = pd.concat(tried)
+        lines = lines[lines.n > 0].rename(columns={"saves": "file"})
+        number_of = lines.groupby("file").option.transform("size")
+        lines["estimate"] = [selected(ratio, n) for ratio, n in zip(lines.estimate, number_of, strict=True)]
+        usual = every[(every.option == AS_IT_IS) & every.marked.astype(bool)].saves
+        quiet = ~lines.marked.astype(bool) & ~lines.file.isin(usual)
+        above = lines.estimate.map(lambda ratio: ratio.low > 1).astype(bool)
+        return lines.assign(few=lines.n < FEW, clear=(lines.n >= FEW) & quiet & above)
 
     @cached_property
     def waited(self) -> pd.Series:
@@ -359,7 +340,7 @@ class Decision:
     def order(self) -> dict[str, pd.DataFrame]:
         """The files of each model, `ranked`."""
         loss = losses(self.facts)
-        return {str(model): ranked(of, loss) for model, of in requests(self.both).groupby("model")}
+        return {str(model): ranked(of, loss) for model, of in self.whole.groupby("model")}
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
@@ -388,8 +369,8 @@ class Decision:
     @cached_property
     def held(self) -> pd.Series:
         """Most bytes that one sequence of each file needed."""
-        own = self.m[self.m.usable & (self.m.metric == "memory") & (self.m.n_seq == 1)]
-        return own.groupby("file").value.max()
+        alone = self.m[self.m.usable & (self.m.metric == "memory") & (self.m.n_seq == 1)]
+        return alone.groupby("file").value.max()
 
     def plan(self, model: str) -> Plan:
         """What is advised of a model."""
@@ -397,14 +378,14 @@ class Decision:
         best = chosen(files)
         line = next(files.itertuples()) if best is None else best
         fact, arch, file = self.facts[line.file], self.facts[line.file]["shape"]["arch"], line.file
-        own = self.gains[self.gains.file == file].dropna(subset="n_seq")
-        n = 1 if best is None else slots(own, request.users, self.shared[arch])
+        gains = self.gains[self.gains.file == file].dropna(subset="n_seq")
+        n = 1 if best is None else slots(gains, request.users, self.shared[arch])
         used = self.timed.alone[self.timed.alone.file == file]
         row = self.rows[self.rows.key.isin(used.key)].iloc[-1]
         room = request.room(fact)
         together = self.waited.get((file, n), float("nan"))
         longest = self.both[(self.both.file == file) & (self.both.phase == "reading")].n_prompt.max()
-        gain = next(iter(own.estimate[own.n_seq == n]), None)
+        gain = next(iter(gains.estimate[gains.n_seq == n]), None)
         return Plan(
             model,
             file,
@@ -420,5 +401,5 @@ class Decision:
 
 def path_of(fact: Model) -> str:
     """A file's name: as it was given, else as this repository writes it."""
-    own = models.FILES.get((fact["name"], fact["scale"], fact["dtype"]))
-    return own.path.name if own else f"{fact['name']}.{fact['scale']}.{fact['dtype']}.gguf"
+    file = models.FILES.get((fact["name"], fact["scale"], fact["dtype"]))
+    return file.path.name if file else f"{fact['name']}.{fact['scale']}.{fact['dtype']}.gguf"

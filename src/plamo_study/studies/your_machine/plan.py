@@ -63,10 +63,10 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         return change(step(file), depth=SHORT, n_gen=steps, n_seq=n_seq, policy="shared")
 
     first = {file[0]: file for file in reversed(files)}  # one file of each model, the first given
-    own = {file[0] for file in first.values()}
+    models = {file[0] for file in first.values()}
     needed = [cell for file in files for cell in phases(file, prompts[0])]
     batches = [batch(file, n) for n in sweep.n_seq or N_SEQ for file in first.values() if n > 1]
-    brought = sweep.dtypes or (() if sweep.files or MODELS[0] not in own else TYPES)
+    brought = sweep.dtypes or (() if sweep.files or MODELS[0] not in models else TYPES)
     types = [step((MODELS[0], scale, dtype)) for dtype in brought]
     others = [batch(file, n) for n in sweep.n_seq or N_SEQ for file in files if file != first[file[0]] and n > 1]
     lengths = [on_file(change(base, n_prompt=n), file) for n in prompts[1:] for file in files]
