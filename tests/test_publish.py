@@ -19,7 +19,6 @@ from plamo_study.show import theme
 from plamo_study.show.tables import Table, folded
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-VEGALITE = "application/vnd.vegalite.v6+json"
 HOME = "/home/anna/models/a.gguf"
 
 
@@ -119,28 +118,6 @@ def test_markup_that_reaches_a_page_runs_nothing(text, tmp_path, browser):  # no
         assert visit.page.title() == "A"
 
 
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        (["# A\n\n![a picture](https://example.org/a.png)"], "a.ipynb, cell 0: needs https://example.org/a.png"),
-        (["# A", {VEGALITE: {}}], "cell 1: shows application/vnd.vegalite"),
-        (["# A", {"image/png": "not base64"}], "cannot be shown on a page"),
-        (["# A\n\n![x](attachment:absent.png)"], "cannot be shown on a page"),
-        (["# A", {"text/html": "<script>draw()</script>"}], "cell 1: holds <script>"),
-        (
-            ["# A", {"application/vnd.plotly.v1+json": {}, "text/plain": "Figure"}],
-            "cell 1: shows application/vnd.plotly",
-        ),
-        (["No heading here."], "has no title"),
-    ],
-)
-@pytest.mark.parametrize("form", ["html", "markdown"])
-def test_what_cannot_be_a_page_is_refused_by_its_cell(cells, message, form, tmp_path):
-    with pytest.raises(StudyError, match=re.escape(message)):
-        publish([written(tmp_path / "a.ipynb", *cells)], tmp_path / "site", form)
-    assert not (tmp_path / "site").exists()
-
-
 def test_only_executed_notebooks_of_different_names_are_published(tmp_path):
     cells = [nbformat.v4.new_markdown_cell("# A"), nbformat.v4.new_code_cell("1")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), unexecuted := tmp_path / "unexecuted.ipynb")
@@ -149,13 +126,14 @@ def test_only_executed_notebooks_of_different_names_are_published(tmp_path):
         [nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])],
     )
     nbformat.write(nbformat.v4.new_notebook(cells=cells), failed := tmp_path / "failed.ipynb")
-    good = written(tmp_path / "good.ipynb", "# A")
+    good, untitled = written(tmp_path / "good.ipynb", "# A"), written(tmp_path / "untitled.ipynb", "No heading here.")
     for sources, message in (
         ([unexecuted], "cell 1 was not executed to its end"),
         ([failed], "cell 1 was not executed to its end"),
         ([tmp_path / "absent.ipynb"], "no such notebook"),
         ([Path(__file__)], "not a readable notebook"),
         ([], "no executed notebook"),
+        ([untitled], "has no title"),
         ([good, good], "share this name"),
     ):
         with pytest.raises(StudyError, match=message):

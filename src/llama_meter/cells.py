@@ -505,3 +505,12 @@ WITHIN: Mapping[str, Objectives] = {  # of `Traffic`, by scale
     "shape": Objectives(10.0, 0.5),
     "file": Objectives(10.0, 0.5),
 }
+
+
+def named(cell: AnyCell) -> str:
+    """A cell in words."""
+    what = cell.workload
+    if isinstance(cell, OnModel):
+        together = f" × {cell.shape[0]}" if cell.shape[0] > 1 else ""
+        what = f"{cell.model} {cell.dtype} {what} {cell.shape[1]}+{cell.shape[2]}{together}"
+    return f"{what} ({cell.n_threads} threads)"

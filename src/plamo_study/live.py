@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from llama_meter import journal
-from llama_meter.cells import AnyCell, Decode, Gate, OnModel, Prefill
+from llama_meter.cells import Decode, Gate, Prefill, named
 from llama_meter.engine import builds
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, NotJudgedError, StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path
@@ -252,15 +252,6 @@ def speed(row: Row) -> str:
     taken = median(chain(*times)) / 1e9
     verdict = {True: "right", False: "wrong", None: "as its first process"}[row.valid]
     return f"{named(row.cell)}: {each * row.cell.n_seq / taken:,.1f} tokens/s, {verdict}"
-
-
-def named(cell: AnyCell) -> str:
-    """A cell in words."""
-    what = cell.workload
-    if isinstance(cell, OnModel):
-        together = f" × {cell.shape[0]}" if cell.shape[0] > 1 else ""
-        what = f"{cell.model} {cell.dtype} {what} {cell.shape[1]}+{cell.shape[2]}{together}"
-    return f"{what} ({cell.n_threads} threads)"
 
 
 def _failed(planned: Plan, summary: runner.Summary) -> list[str]:

@@ -197,9 +197,3 @@ def spec(name: str, scale: str) -> ModelSpec:
         return specs[name, scale]
     known = ", ".join(f"{model} ({at})" for model, at in specs)
     raise StudyError(f"model {name!r} at scale {scale!r}", f"unknown; known: {known}", "plamo-study models list")
-
-
-def check_dtype(dtype: str) -> None:
-    """StudyError unless `dtype` is a tensor type that can be written without the quantizer."""
-    if dtype not in DTYPES:
-        raise StudyError(f"type {dtype!r}", f"unknown; known: {', '.join(DTYPES)}", "choose one of these")

@@ -91,9 +91,8 @@ def write(
     Memory stays constant; nothing is left behind on failure. `progress` is called with (bytes done, bytes in all).
     `head_count_array` writes the per-layer head count of official conversions, which makes the engine lose RoPE
     (and hang on its CPU backend): for tests of that defect only.
-    Raises StudyError for an unknown type, a folder that cannot be written, or too little free space.
+    Raises StudyError for a folder that cannot be written, or too little free space.
     """
-    registry.check_dtype(dtype)
     table = tensors.planned_table(spec, dtype)
     with writing(path, spec.arch) as writer:
         _add_metadata(writer, spec, dtype, head_count_array)
@@ -200,10 +199,9 @@ def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
 def _trained(spec: ModelSpec, dtype: str, progress: Progress | None = None) -> Path:
     """The path of a trained model's file: the committed one, or one written from it if missing.
 
-    Raises StudyError for an unknown type, when a file differs from its pin, and when the committed one is not here.
+    Raises StudyError when a file differs from its pin, and when the committed one is not here.
     """
     path = recipes.model_path(spec.name, spec.scale, dtype)
-    registry.check_dtype(dtype)
     if not path.exists():
         if dtype != SOURCE:
             return convert(spec, _trained(spec, SOURCE), path, dtype, progress)
@@ -218,9 +216,8 @@ def convert(spec: ModelSpec, source: Path, path: Path, dtype: str, progress: Pro
     """Write `source`, an F16 file of `spec`, with matrices of type `dtype`, and return `path`.
 
     F32 holds the same numbers; BF16 and Q8_0 round them as llama.cpp does. The same bytes on every machine.
-    Raises StudyError for an unknown type or a folder that cannot be written.
+    Raises StudyError for a folder that cannot be written.
     """
-    registry.check_dtype(dtype)
     reader = gguf.GGUFReader(source)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     table = tensors.planned_table(spec, dtype)

@@ -4,10 +4,9 @@ A page is complete in itself: its pictures are inside, and its content security 
 request, so markup in the name of a row does nothing. Nothing is executed here.
 """
 
-import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,13 @@ from plamo_study.show.tables import escaped
 HERE = Path(__file__).parent
 GLOSSARY = HERE / "glossary.md"
 LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((?![a-z]+:)(?:[^()\s#]*/)?([^()\s#/]+)\.(?:ipynb|md)(#[^()\s]*)?\)")
-FORBIDDEN = "script, iframe, object, embed, link, meta, base, form, video, audio, canvas"
 INTRODUCTION = (
     "How fast do language models run on llama.cpp, and can you trust their answers? PLaMo 2 keeps a recurrent state, "
     "PLaMo 3 has attention only. Each page asks one question, measures it, and says whose machine did."
 )
 FIRST = ("your-machine", "04-right-answers")  # of the index: what to run, and whether its answers are right
-SOURCES = ("src", "srcset", "poster", "background")
 SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
-WORDED = re.compile(r"application/(json$|vnd\.jupyter\.)")  # text beside these says what they hold
 HOMES = re.compile(rf"(?:/home|/Users)/[^/\s\"'<>&]+|{re.escape(str(Path.home()))}(?=/)")
-SHOW_ELSE = "show it there as PNG, SVG, a table or text"
 JAPANESE = re.compile("[\u3041-\u30ff]")
 SETTINGS = Config(
     NbConvertBase={"display_data_priority": SHOWN},
@@ -58,8 +53,7 @@ def publish(
 
     `index`: also write the index of the pages and the glossary; by default where there are several pages.
 
-    Raises StudyError, before anything is written, for a notebook that is missing, did not run to its end, has no title
-    or shows what no page can.
+    Raises StudyError, before anything is written, for a notebook that is missing, untitled or did not run to its end.
     """
     names = _names(sources)
     notebooks = [read(source) for source in sources]
@@ -74,9 +68,8 @@ def publish(
     for notebook, source in zip(notebooks, sources, strict=True):
         _link(notebook, places)
         about = shared | {"whose": whose_rows(notebook)}
-        with drawing(source.name):
-            page, title, finding, picture = _page(notebook, source, about)
-            article = {} if form == "html" else _article(notebook, source, about)
+        page, title, finding, picture = _page(notebook, source, about)
+        article = {} if form == "html" else _article(notebook, source, about)
         whose = f" *{escaped(str(about['whose']))}*" if about["whose"] else ""
         entries[source.stem] = (
             f"## [{escaped(title)}]({places[source.stem]})\n\n{escaped(finding)}{whose}\n\n{picture or ''}"
@@ -115,40 +108,14 @@ def read(source: Path) -> nbformat.NotebookNode:
     notebook.cells = [cell for cell in notebook.cells if runs.MARKED not in cell.metadata.get("tags", ())]
     if gaps := runs.unfinished(notebook):
         raise StudyError(str(source), f"cell {gaps[0]} was not executed to its end ({len(gaps)} were not)", mend)
-    for number, cell in enumerate(notebook.cells):
+    for cell in notebook.cells:
         cell.source = HOMES.sub("~", cell.source)
-        with drawing(f"{source.name}, cell {number}"):
-            for output in cell.get("outputs", ()):
-                _prepare(output, f"{source.name}, cell {number}")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                output.text = HOMES.sub("~", output.text)
+            texts = {kind: text for kind, text in output.get("data", {}).items() if kind.startswith("text/")}
+            output.get("data", {}).update({kind: HOMES.sub("~", text) for kind, text in texts.items()})
     return notebook
-
-
-@contextmanager
-def drawing(where: str) -> Iterator[None]:
-    """Let whatever the makers of pictures and pages raise be a StudyError of this place."""
-    try:
-        yield
-    except StudyError:
-        raise
-    except Exception as problem:  # nbconvert and base64 each raise their own kind
-        why = next(iter(str(problem).splitlines()), type(problem).__name__)
-        raise StudyError(where, f"cannot be shown on a page ({why})", SHOW_ELSE) from problem
-
-
-def _prepare(output: nbformat.NotebookNode, where: str) -> None:
-    """Take home folders out of texts; StudyError for what no page can show."""
-    if "text" in output:
-        output.text = HOMES.sub("~", output.text)
-    data = output.get("data", {})
-    rich = [kind for kind in data if kind not in SHOWN]
-    described = "text/plain" in data and all(map(WORDED.match, rich))
-    if rich and not described and not set(SHOWN[:-1]) & set(data):
-        raise StudyError(where, f"shows {rich[0]}, which a page cannot", SHOW_ELSE)
-    for kind in data:
-        if kind.startswith("text/"):
-            data[kind] = HOMES.sub("~", data[kind])
-        elif kind in ("image/png", "image/jpeg"):
-            base64.b64decode(data[kind].replace("\n", ""), validate=True)
 
 
 def whose_rows(notebook: nbformat.NotebookNode) -> str:
@@ -156,14 +123,14 @@ def whose_rows(notebook: nbformat.NotebookNode) -> str:
     kinds = [
         of for cell in notebook.cells for out in cell.get("outputs", ()) for of in out.get("metadata", {}).values()
     ]
-    said = [of[theme.ROWS_KEY] for of in kinds if isinstance(of, dict) and theme.ROWS_KEY in of]
-    live = any(entry.get("source") == "live" for entry in said)
-    of_source = [entry for entry in said if (entry.get("source") == "live") == live]
+    entries = [of[theme.ROWS_KEY] for of in kinds if isinstance(of, dict) and theme.ROWS_KEY in of]
+    live = any(entry.get("source") == "live" for entry in entries)
+    of_source = [entry for entry in entries if (entry.get("source") == "live") == live]
     days = sorted(str(day) for entry in of_source for day in entry.get("days", ()))
     parts = [str(entry.get(name, "")) for name in ("machine", "device", "engine") for entry in of_source]
     parts += [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
     begin = "Measured by the publisher" if live else "Reference rows"
-    return " · ".join([begin, *dict.fromkeys(filter(None, parts))]) if said else ""
+    return " · ".join([begin, *dict.fromkeys(filter(None, parts))]) if entries else ""
 
 
 def _names(sources: Sequence[Path]) -> list[str]:
@@ -210,25 +177,12 @@ def _page(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any
     html, _ = exporter.from_notebook_node(notebook, resources)
     tree = BeautifulSoup(html, "html.parser")
     main: Any = tree.select_one("main")
-    _check_offline(main, source.name)
     for table in main.select("table"):
         table.wrap(
             tree.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "table"})
         )
-    said = main.select_one(":is(p, li):has(strong):not(blockquote *)") or main.select_one("p:not(blockquote *)")
-    return f"{tree}\n".encode(), title, f"{said.get_text(' ', strip=True) if said else ''}", main.select_one("img")
-
-
-def _check_offline(main: Any, name: str) -> None:
-    """Refuse what needs a script or a file from elsewhere, by its cell."""
-    for number, cell in enumerate(main.select("div.cell")):
-        bad = cell.select_one(FORBIDDEN)
-        address = next(
-            (f"{tag[key]}" for key in SOURCES for tag in cell.select(f"[{key}]") if tag[key][:5] != "data:"), ""
-        )
-        if bad is not None or address:
-            what = f"holds <{bad.name}>" if bad is not None else f"needs {address}"
-            raise StudyError(f"{name}, cell {number}", f"{what}, which a page cannot", SHOW_ELSE)
+    line = main.select_one(":is(p, li):has(strong):not(blockquote *)") or main.select_one("p:not(blockquote *)")
+    return f"{tree}\n".encode(), title, f"{line.get_text(' ', strip=True) if line else ''}", main.select_one("img")
 
 
 def _article(notebook: nbformat.NotebookNode, source: Path, about: Mapping[str, Any]) -> dict[str, bytes]:

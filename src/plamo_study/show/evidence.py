@@ -10,7 +10,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from llama_meter import paths
-from llama_meter.cells import AnyCell, OnModel
+from llama_meter.cells import named
 from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
 from llama_meter.models.registry import FILE_SCALE
 from plamo_study.arithmetic.ceilings import of_study
@@ -50,7 +50,6 @@ READ_KERNELS = {
     "GPU": "llama.cpp's matrix-vector product",
 }
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
-WHOLE = 2  # parts of a graph whose layers are all on a GPU
 
 
 def provenance(recording: Recording) -> Table:
@@ -59,8 +58,8 @@ def provenance(recording: Recording) -> Table:
     entries = []
     for i in machines:
         fact, system = recording.facts[i], _of_system(recording, "machine", i, "os")
-        named = f"{_with_gpus(frame.processor_name(fact), fact)}, {frame.cores(fact)}"
-        entries.append(("machine", f"{named}, {fact['memory_bytes'] / 2**30:.0f} GiB, {system}"))
+        processor = f"{_with_gpus(frame.processor_name(fact), fact)}, {frame.cores(fact)}"
+        entries.append(("machine", f"{processor}, {fact['memory_bytes'] / 2**30:.0f} GiB, {system}"))
         entries += [("GPU", f"{gpu['chip']}, through {backend(gpu['name'])}") for gpu in fact.get("gpus", ())]
     for i in engines:
         fact, libraries = recording.facts[i], _of_system(recording, "engine", i, "sha256")
@@ -72,7 +71,7 @@ def provenance(recording: Recording) -> Table:
     entries += [("cache", f"keys {k}, values {v}, flash attention {'on' if on else 'off'}") for k, v, on in caches]
     entries.append(("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}"))
     if recording.left_out:
-        cells = ", ".join(map(_named, recording.left_out))
+        cells = ", ".join(map(named, recording.left_out))
         entries.append(("no time for", f"{len(recording.left_out)} cells: {cells}"))
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
 
@@ -83,13 +82,6 @@ def _of_system(recording: Recording, what: str, name: str, wanted: str) -> str:
     systems = recording.rows.loc[recording.rows[what] == name, "system"].unique()
     values = [recording.facts[i].get(newer, "") if i else fact.get(wanted, "") for i in systems]
     return ", ".join(dict.fromkeys(str(value) for value in values if value))
-
-
-def _named(cell: AnyCell) -> str:
-    named = f"{getattr(cell, 'model', '')} {getattr(cell, 'dtype', '')}"
-    n_seq, n_prompt, n_gen = cell.shape if isinstance(cell, OnModel) else (1, 0, 0)
-    tokens = f" {n_prompt}+{n_gen}{f' × {n_seq}' * (n_seq > 1)}" if n_prompt + n_gen else ""
-    return f"{named} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
 
 
 def weights_of(fact: dict[str, Any]) -> str:
@@ -167,23 +159,6 @@ def _shared(recording: Recording) -> str:
     return " and ".join(name for name, gpu in (("GPU", True), ("CPU", False)) if gpu in offloaded)
 
 
-def returned(rows: pd.DataFrame) -> str:
-    """A sentence about rows with every layer on a GPU whose operators went back to the CPU; empty where none did.
-
-    Such a model's graph has two parts: the CPU looks the tokens up, and the GPU does the rest. An operator that the GPU
-    lacks cuts it into more. Rows that were recorded before their graphs' parts were counted say nothing.
-    """
-    whole = rows[(rows["n_gpu_layers"] < 0) & rows["splits"].notna()]
-    cut = whole[whole["splits"].map(lambda parts: max(parts) > WHOLE).astype(bool)]
-    if cut.empty:
-        return ""
-    names, most = " and ".join(escaped(name) for name in model_names(cut)), max(max(parts) for parts in cut["splits"])
-    return (
-        f"In {len(cut):,} of {len(whole):,} rows of the GPU ({names}) the CPU did operators that the GPU lacks: graphs "
-        f"in up to {most} parts, where a GPU that does everything needs {WHOLE}. "
-    )
-
-
 def answer(recording: Recording, *lines: str, otherwise: str = "") -> Finding:
     """A chapter's first output: a band that says whose machine measured, and its answer in a line or two.
 
@@ -218,7 +193,7 @@ def of_rows(recording: Recording, of: str = "", judged: str = "") -> Markdown:
     where = ", ".join(filter(None, (chips(recording), _shared(recording))))
     size = "files given by path" if recording.scale == FILE_SCALE else f"scale {recording.scale}"
     words = (
-        f"{judged or computed(rows, of)} {depths(rows)}{returned(rows)}{where}, {threads} thread{'s' * (threads > 1)}; "
+        f"{judged or computed(rows, of)} {depths(rows)}{where}, {threads} thread{'s' * (threads > 1)}; "
         f"{size} ({' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types})."
     )
     return Markdown(f"{disturbed(rows)}*{words}*", metadata={ROWS_KEY: about(recording)})
