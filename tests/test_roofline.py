@@ -53,23 +53,20 @@ def test_state_and_cache_sizes_are_the_known_ones(name, state_mib, kv_kib, layer
 
 
 @pytest.mark.parametrize("name", ["plamo-2-1b", "plamo-3-nict-8b"])
-def test_a_prompt_in_two_parts_computes_what_it_computes_in_one_and_a_step_is_a_prompt_of_one(name):
+def test_a_prompt_in_two_parts_computes_what_it_computes_in_one(name):
     model = fact(name)
     for one, two, three in zip(parts(model, 5000), parts(model, 3000), parts(model, 2000, 3000), strict=True):
         heads = 2 * roofline.head_weights(model) if one.name == "output head" else 0
         assert one.flops + heads == two.flops + three.flops
-    account = parts(model, 1, 700, 3)
-    rows = moved(account)["embedding rows"]
-    assert work(account)[1] - rows == roofline.decode_bytes(model, 700, 3)
-    assert rows == 3 * roofline.head_bytes(model) / model["shape"]["vocab"]
+    assert moved(parts(model, 1, 700, 3))["embedding rows"] == 3 * roofline.head_bytes(model) / model["shape"]["vocab"]
 
 
 def test_flops_are_two_per_weight_and_token_and_attention_is_quadratic():
     model = fact("plamo-2-1b")
     head = roofline.head_weights(model)
     assert roofline.matmul_weights(model) + head == pytest.approx(1_291_441_920, rel=1e-3)
-    assert roofline.decode_flops(model, 0) == pytest.approx(2 * 1.2914e9, rel=0.01)
-    attention = roofline.prefill_flops(model, 1024) - 2 * roofline.prefill_flops(model, 512) + 2 * head
+    assert work(model, 1)[0] == pytest.approx(2 * 1.2914e9, rel=0.01)
+    attention = work(model, 1024)[0] - 2 * work(model, 512)[0] + 2 * head
     assert attention == pytest.approx(4 * 16 * 128 * 8 * 512**2, rel=1e-6)
 
 
@@ -94,10 +91,10 @@ def test_weights_are_read_once_a_micro_batch_and_the_head_where_a_prompt_ends():
 def test_a_step_reads_weights_once_states_of_every_sequence_and_a_cache_that_a_window_bounds():
     model, hybrid = fact("plamo-3-nict-8b"), fact("plamo-2-1b")
     per_layer = roofline.kv_bytes_per_token(model)
-    assert roofline.decode_bytes(model, 1000) - roofline.weight_bytes(model) == per_layer * 32 * 1001
+    assert roofline.step(model, 1000)[1] - roofline.weight_bytes(model) == per_layer * 32 * 1001
     far, farther = (moved(parts(model, 1, depth))["keys and values read"] for depth in (10_000, 20_000))
     assert farther - far == 4 * 10_000 * per_layer, "past the window only the four full layers read more"
-    grown = roofline.decode_bytes(hybrid, 0, n_seq=3) - roofline.decode_bytes(hybrid, 0)
+    grown = roofline.step(hybrid, 0, n_seq=3)[1] - roofline.step(hybrid, 0)[1]
     assert grown == 2 * (2 * roofline.state_bytes(hybrid) + 8 * roofline.kv_bytes_per_token(hybrid))
     assert roofline.kv_bytes_per_token(hybrid, "q8_0", "f16") == pytest.approx(128 * (34 / 32 + 2))
 

@@ -30,7 +30,7 @@ READ, MATMUL = "read", "matmul"
 NS = 1e9
 COLUMNS = [
     *("machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes"),
-    *("n_flops", "weights", "best", "usual"),
+    *("n_flops", "best", "usual"),
 ]
 SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
 Name = TypeVar("Name")  # of a file
@@ -77,9 +77,8 @@ class Kernel:
 def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One line per process that measured a ceiling, from the usable rows of each frame.
 
-    `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `weights`: elements of
-    the matrix, `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. Rows whose packing was requested
-    but not checked are left out.
+    `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `n_bytes` and `n_flops`
+    of a sample, its `best` and `usual` seconds. Rows whose packing was requested but not checked are left out.
     """
     used = (usable(rows[rows["workload"].isin([READ, MATMUL])]) for rows in frames)
     entries = [entry for rows in used for entry in _entries(rows)]

@@ -180,8 +180,15 @@ def parts(
     ]
 
 
-def work(account: list[Part]) -> tuple[float, float]:
-    """(FLOPs, bytes) of all parts together."""
+def work(model: Model, n_tokens: int, depth: float = 0, n_seq: int = 1, **how: Any) -> tuple[float, float]:
+    """(FLOPs, bytes) of all `parts` together, which take the same arguments."""
+    account = parts(model, n_tokens, depth, n_seq, **how)
+    return sum(part.flops for part in account), sum(part.bytes for part in account)
+
+
+def step(model: Model, depth: float, n_seq: int = 1) -> tuple[float, float]:
+    """(FLOPs, bytes) of one decode step of `n_seq` sequences, without the embedding rows, a few kilobytes."""
+    account = [part for part in parts(model, 1, depth, n_seq) if part.name != "embedding rows"]
     return sum(part.flops for part in account), sum(part.bytes for part in account)
 
 
@@ -191,38 +198,9 @@ def _pairs(n_tokens: int, depth: float, window: float) -> float:
     return growing * depth + growing * (growing + 1) / 2 + (n_tokens - growing) * window
 
 
-def decode_bytes(model: Model, depth: float, n_seq: int = 1) -> float:
-    """Bytes one decode step moves: weights + n_seq * (KV read at `depth` + KV written + state read and written).
-
-    The embedding rows, a few kilobytes, are left out.
-    """
-    account = parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1))
-    return work([part for part in account if part.name != "embedding rows"])[1]
-
-
-def decode_flops(model: Model, depth: float, n_seq: int = 1) -> float:
-    """FLOPs of one decode step of `n_seq` sequences at `depth`."""
-    return work(parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1)))[0]
-
-
-def prefill_flops(model: Model, n_tokens: int) -> float:
-    """FLOPs of one prompt from an empty context, the head for its last token only."""
-    return work(parts(model, n_tokens))[0]
-
-
 def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
     """Predicted seconds for a number of FLOPs and bytes."""
     return Band(flops / ceilings.matmul, moved / ceilings.read)
-
-
-def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings) -> Band:
-    """Predicted seconds of a prefill."""
-    return band(*work(parts(model, n_tokens)), ceilings)
-
-
-def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:
-    """Predicted seconds of one decode step."""
-    return band(decode_flops(model, depth, n_seq), decode_bytes(model, depth, n_seq), ceilings)
 
 
 @dataclass(frozen=True)

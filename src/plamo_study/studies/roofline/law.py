@@ -146,8 +146,7 @@ def _medians(samples: list[list[list[int]]]) -> tuple[float, ...]:
 
 def _compared(timed: Timed, cell: Mapping[str, Any], model: Model, limits: tuple[Ceilings, Ceilings]) -> dict[str, Any]:
     how = {"n_ubatch": int(cell["n_ubatch"]), "type_k": cell["type_k"], "type_v": cell["type_v"]}
-    account = roofline.parts(model, timed.tokens, timed.depth, timed.n_seq, **how, together=timed.together)
-    flops, moved = roofline.work(account)
+    flops, moved = roofline.work(model, timed.tokens, timed.depth, timed.n_seq, **how, together=timed.together)
     best, usual = (roofline.band(flops, moved, limit) for limit in limits)
     measured = stats.median(timed.seconds)
     return {
@@ -171,7 +170,7 @@ def _compared(timed: Timed, cell: Mapping[str, Any], model: Model, limits: tuple
 
 def intensity(model: Model, n_tokens: int, depth: float = 0, n_seq: int = 1, **how: Any) -> float:
     """FLOPs per byte of evaluating `n_tokens` new tokens of each sequence; the rest as `roofline.parts` takes it."""
-    flops, moved = roofline.work(roofline.parts(model, n_tokens, depth, n_seq, **how))
+    flops, moved = roofline.work(model, n_tokens, depth, n_seq, **how)
     return flops / moved
 
 

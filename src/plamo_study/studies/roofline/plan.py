@@ -10,8 +10,6 @@ from llama_meter.measure import machine
 from llama_meter.measure.plan import (
     BLOCKS,
     DEPTH,
-    DTYPE,
-    GPU_MATMUL_SIZE,
     STEPS,
     Plan,
     ceilings,
@@ -30,10 +28,6 @@ PROMPTS = {"mini": (512, 4, 32), "shape": (512, 2, 16, 4, 8, 32, 64)}
 SEQUENCES = {"mini": (1, 8), "shape": (1, 4, 16)}
 LONG = 512  # tokens of a prompt from which it is read once a process
 OTHER_TYPES = ("F32", "F16", "Q8_0")  # matrix ceilings beside the one of the study's own type
-COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64, 128)  # of the engine's product, whose kernel depends on them
-FEW_COLUMNS = (1, 4, 8, 32)
-GPU_REPETITIONS = 50
-COLUMN_SIZE = {"mini": 2048, "shape": 8192}  # rows and columns of its weights; shape: out of the cache
 
 
 def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -68,17 +62,11 @@ def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         cells = [cell for cell in cells if fits(cell)]
     limits = ceilings(own, on_gpu, threads)
     products = [cell for cell in limits if isinstance(cell, MatMul)]
-    few = change(products[0], n_rows=COLUMN_SIZE[scale])
-    if on_gpu:  # on the GPU like the passes: microseconds each, and a small product would stay in its cache
-        few = change(few, n_rows=GPU_MATMUL_SIZE, n_gpu_layers=-1, repetitions=GPU_REPETITIONS)
-    columns = [change(few, n_columns=n) for n in (FEW_COLUMNS if scale == "mini" else COLUMNS)]
     if sweep.files:
         kernels = [kernel for product in products for kernel in kernels_of(files, product)]
-        columns = [kernel for product in columns for kernel in kernels_of(files, product)]
     else:
         kernels = [change(cell, dtype=dtype) for cell in products for dtype in OTHER_TYPES]
-        columns = [change(cell, dtype=DTYPE[scale]) for cell in columns]
-    ordered = dict.fromkeys((*limits, *kernels, *cells, *columns))
+    ordered = dict.fromkeys((*limits, *kernels, *cells))
     needed = len(dict.fromkeys((*limits, *kernels))) + ends
     planned = with_gates("02-roofline", own, tuple(ordered), exact_cache=False)
     return replace(planned, needed=needed, blocks=2 if scale == "mini" else BLOCKS)
