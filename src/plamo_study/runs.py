@@ -280,9 +280,9 @@ def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path) -> bool
 
 
 def made(output: Path) -> tuple[str, str] | None:
-    """The files that an executed notebook was given and the day it began, in UTC; None where it cannot be read."""
+    """The files that an executed notebook measured and when it began, in UTC; None where it cannot be read."""
     ran = _metadata(output).get("papermill")
-    return (str(ran["parameters"].get("files", "")), str(ran["start_time"])[:10]) if ran else None
+    return (str(ran["parameters"].get("files", "")), str(ran["start_time"])) if ran else None
 
 
 def _metadata(output: Path) -> dict[str, Any]:

@@ -1,22 +1,25 @@
 """A probe of any OpenAI-compatible server: are its answers right under load, and which phase binds its traffic?
 
-`right` asks the same prompts alone and together, `phase` changes prompt, answer and load.
+`right` asks the same prompts alone and together. For the phase, prompt length, answer length and load are changed one
+at a time, in rounds; the elasticity of a request's time to each is reported with its interval.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 
+from llama_meter import stats
 from llama_meter.disk import printable
 from llama_meter.errors import StudyError
-from llama_meter.serve import client, phase, right
+from llama_meter.serve import client, load, right
 from llama_meter.serve.client import Answer, Client, Prompt, Target
-from llama_meter.serve.phase import Binding, Interval, Setting
+from llama_meter.serve.load import Loaded
 from llama_meter.serve.right import Rightness
 
 KEY = "PROBE_API_KEY"  # environment: sent to the probed server, and never shown
@@ -25,6 +28,18 @@ LATE = "it did not end within its time"
 GRACE_S = 10.0  # for requests in flight when the time is up; at most half of the time
 CHANGED = {"prompt": "a longer prompt", "output": "a longer answer", "load": "more load"}
 Result = TypeVar("Result")
+CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: before the server has counted some, and whatever it counts
+ROUNDS = 5
+FACTOR = 2  # by which a length or the load is changed
+Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
+LEVERS: Mapping[Phase, str] = {
+    "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (chapter 7), or "
+    "prefill them elsewhere (chapter 7)",
+    "decode": "fewer bits (chapter 5), a bigger batch if the aggregate counts (03), shorter answers",
+    "queue": "more slots while a step stays cheap, or replicas (chapter 3), or less load",
+    "client": "probe from a machine with idle cores",
+    "cannot tell": "probe again when the server is quiet, or for lengths of which twice as much fits its context",
+}
 
 
 class Model(msgspec.Struct):
@@ -37,6 +52,62 @@ class Models(msgspec.Struct):
     """What a server lists."""
 
     data: list[Model] = []
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One load: `n` requests at once or, if `per_second` is not 0, arriving at that rate; tokens of each request."""
+
+    n: int
+    prompt_tokens: int
+    output_tokens: int
+    per_second: float = 0.0
+
+    def changed(self) -> dict[str, "Setting"]:
+        """The loads that are compared with this one, by the quantity that is changed."""
+        n, prompt, output, rate = self.n, self.prompt_tokens, self.output_tokens, self.per_second
+        return {
+            "usual": self,
+            "prompt": Setting(n, FACTOR * prompt, output, rate),
+            "output": Setting(n, prompt, FACTOR * output, rate),
+            "load": Setting(FACTOR * n, prompt, output, FACTOR * rate),
+            "alone": Setting(1, prompt, output),
+        }
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate in JSON form."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """Which phase binds; `elasticities`: percent more time per request for 1 % more prompt, answer or load.
+
+    `shares` of a request's time under the usual load; `seconds`: to the first token and to the end, alone and under it.
+    """
+
+    verdict: Phase
+    why: str
+    lever: str = LEVERS["cannot tell"]
+    elasticities: dict[str, Interval] = {}
+    shares: dict[str, Interval] = {}
+    seconds: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Means over the requests of one setting in one round: seconds to the first token and to the end; tokens."""
+
+    ttft: float
+    whole: float
+    prompt_tokens: float
+    output_tokens: float
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +139,8 @@ def cost(usual: Setting) -> str:
     judges, settings = right.most_requests(usual.n), usual.changed().values()
     longest = (right.CHARACTERS[0] + right.PROMPTS * right.CHARACTERS[1]) // 2  # tokens, if one has two characters
     tokens = judges * (right.TOKENS + longest) + usual.prompt_tokens + usual.output_tokens
-    tokens += phase.ROUNDS * sum(setting.n * (setting.prompt_tokens + setting.output_tokens) for setting in settings)
-    requests = 3 + judges + phase.ROUNDS * sum(setting.n for setting in settings)
+    tokens += ROUNDS * sum(setting.n * (setting.prompt_tokens + setting.output_tokens) for setting in settings)
+    requests = 3 + judges + ROUNDS * sum(setting.n for setting in settings)
     return f"at most {requests} requests and {tokens:,} tokens"
 
 
@@ -87,9 +158,9 @@ async def _probe(web: Client, target: Target, usual: Setting, seconds: float, sa
     half, end, grace = begin + seconds / 2, begin + seconds, min(GRACE_S, seconds / 2)
     rightness = await _in_time(right.ask(web, target, usual.n, half), half + grace, right.unknown(LATE))
     say("the prompt, the answer and the load doubled, one at a time")
-    binding = await _in_time(phase.binding(web, target, usual, end), end + grace, phase.cannot(LATE))
+    bound = await _in_time(binding(web, target, usual, end), end + grace, cannot(LATE))
     spent = time.monotonic() - begin
-    return Report(url=target.url, model=target.model, seconds=spent, right=rightness, phase=binding)
+    return Report(url=target.url, model=target.model, seconds=spent, right=rightness, phase=bound)
 
 
 async def _in_time(work: Coroutine[Any, Any, Result], until: float, otherwise: Result) -> Result:
@@ -118,7 +189,7 @@ async def met(web: Client, target: Target) -> Target:
         if not second.failure:
             return chat
     if first.failure:
-        raise StudyError(target.url, f"no answer: {first.failure}", mend(first, target.url))
+        raise StudyError(target.url, f"no answer: {first.failure}", mend(first))
     return target
 
 
@@ -131,17 +202,14 @@ async def _listed(web: Client, target: Target) -> list[str]:
         return []
 
 
-def mend(answer: Answer, url: str) -> str:
+def mend(answer: Answer) -> str:
     """What helps against a failure: a certificate, or the other scheme, does not mean that there is no server."""
-    failure, (scheme, _, rest) = answer.failure, url.partition("://")
-    if "CERTIFICATE_VERIFY_FAILED" in failure:
+    if "CERTIFICATE_VERIFY_FAILED" in answer.failure:
         return "its certificate is not trusted: export SSL_CERT_FILE=ITS-CERTIFICATE.pem, if the server is yours"
-    if scheme == "https" and "[SSL" in failure:
-        return f"it does not speak https: try http://{rest}"
-    if failure.startswith("ConnectError"):
+    if "[SSL" in answer.failure or answer.failure.startswith(("RemoteProtocolError", "ReadError")):
+        return "does it speak http or https? Try the other, or look at the server's log"
+    if answer.failure.startswith("ConnectError"):
         return "start the server first"
-    if scheme == "http" and failure.startswith(("RemoteProtocolError", "ReadError")):
-        return f"try https://{rest}, or look at the server's log"
     if answer.status in (401, 403):
         return f"export {KEY}=... with a key of this server"
     return "look at the server's log, or name its own address, and a model that it knows with --model"
@@ -149,7 +217,7 @@ def mend(answer: Answer, url: str) -> str:
 
 def text(report: Report) -> str:
     """The report as one page for a terminal; the key that was used is not in it."""
-    rightness, binding = report.right, report.phase
+    rightness, bound = report.right, report.phase
     counts = f"{rightness.compared} compared, {rightness.other} other, {rightness.near_ties} near-ties, "
     counts += f"{rightness.failed} failed; copies of a prompt at once: at most {rightness.distinct} distinct"
     lines = [
@@ -162,11 +230,136 @@ def text(report: Report) -> str:
     ]
     if rightness.verdict == "right":  # none of n answers wrong bounds their share by 3 / n with 95 %
         lines += [f"  would miss: what happens to fewer than one answer in {max(rightness.compared // 3, 1)}"]
-    lines += ["", f"Which phase binds? {binding.verdict}.", f"  why: {binding.why}", f"  what helps: {binding.lever}"]
-    lines += [f"  1 % {CHANGED[name]}: {_shown(value)} % longer" for name, value in binding.elasticities.items()]
-    lines += [f"  share of a request, {name}: {_shown(value, '.0%')}" for name, value in binding.shares.items()]
-    return "\n".join([*lines, *(f"  {name}: {value * 1e3:.1f} ms" for name, value in binding.seconds.items())])
+    lines += ["", f"Which phase binds? {bound.verdict}.", f"  why: {bound.why}", f"  what helps: {bound.lever}"]
+    lines += [f"  1 % {CHANGED[name]}: {_shown(value)} % longer" for name, value in bound.elasticities.items()]
+    lines += [f"  share of a request, {name}: {_shown(value, '.0%')}" for name, value in bound.shares.items()]
+    return "\n".join([*lines, *(f"  {name}: {value * 1e3:.1f} ms" for name, value in bound.seconds.items())])
 
 
 def _shown(value: Interval, spec: str = ".2f") -> str:
     return format(value, spec) if value.value == value.value else "n/a"
+
+
+# ------------------------------------------------------------------ which phase binds
+
+
+def cannot(why: str) -> Binding:
+    """No verdict, and why."""
+    return Binding(verdict="cannot tell", why=why)
+
+
+async def binding(web: Client, target: Target, usual: Setting, until: float) -> Binding:
+    """Load a server in rounds begun before `until` (time.monotonic), and judge."""
+    warm = load.of_characters(1, int(CHARACTERS * usual.prompt_tokens), usual.output_tokens, seed=2)[0]
+    first = await client.ask(web, target, warm)
+    if first.failure:
+        return cannot(f"a request failed: {first.failure}")
+    if not first.n_prompt:
+        return cannot("the server counts no tokens in what it streams")
+    per_token = min(len(warm.text) / first.n_prompt, MOST_CHARACTERS)
+    rounds: list[dict[str, Seen]] = []
+    loads: list[Loaded] = []
+    for turn in range(ROUNDS):
+        if time.monotonic() > until:
+            break
+        seen: dict[str, Seen] = {}
+        for name, setting in usual.changed().items():
+            seed = 10 + ROUNDS * len(seen) + turn
+            characters = int(per_token * setting.prompt_tokens)
+            prompts = load.of_characters(setting.n, characters, setting.output_tokens, seed)
+            if setting.per_second:
+                due = load.arrivals(setting.n, setting.per_second, turn)
+                loaded = await load.opened(web, target, prompts, due)
+            else:
+                loaded = await load.closed(web, target, prompts, setting.n)
+            if failures := [answer.failure for answer in loaded.answers if answer.failure]:
+                twice = f" with twice the {name}" if name in ("prompt", "output", "load") else ""
+                return cannot(f"{len(failures)} of {setting.n} requests failed{twice}: {failures[0]}")
+            loads.append(loaded)
+            seen[name] = _seen(loaded.answers, setting)
+        rounds.append(seen)
+    return _bound(rounds, loads)
+
+
+def _seen(answers: list[Answer], setting: Setting) -> Seen:
+    firsts = [(a.token_ns[0] if a.token_ns else a.ended_ns) - a.due_ns for a in answers]
+    return Seen(
+        float(np.mean(firsts)) / 1e9,
+        float(np.mean([a.ended_ns - a.due_ns for a in answers])) / 1e9,
+        float(np.mean([a.n_prompt or setting.prompt_tokens for a in answers])),
+        float(np.mean([a.n_gen or len(a.chunk_ns) or 1 for a in answers])),
+    )
+
+
+def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
+    if len(rounds) < stats.NEEDED[0.5] + 2:
+        return cannot("there was no time for three rounds")
+
+    def grown(name: str, what: str) -> np.ndarray:
+        """Logarithms of what a changed setting has more than the usual one, by round."""
+        return np.log([getattr(turn[name], what) / getattr(turn["usual"], what) for turn in rounds])
+
+    more = {
+        "prompt": grown("prompt", "prompt_tokens"),
+        "output": grown("output", "output_tokens"),
+        "load": np.log(np.full(len(rounds), FACTOR)),
+    }
+    logs = {name: grown(name, "whole") / np.where(grows > 0, grows, np.nan) for name, grows in more.items()}
+    shares = _shares(rounds)
+    verdict, why = _verdict(logs, shares, loads)
+    return Binding(
+        verdict=verdict,
+        why=why,
+        lever=LEVERS[verdict],
+        elasticities={name: _interval(values) for name, values in logs.items()},
+        shares={name: _interval(values) for name, values in shares.items()},
+        seconds={
+            f"{part} {how}": float(np.median([getattr(turn[name], attribute) for turn in rounds]))
+            for name, how in (("alone", "alone"), ("usual", "under load"))
+            for attribute, part in (("ttft", "first token"), ("whole", "whole answer"))
+        },
+    )
+
+
+def _shares(rounds: list[dict[str, Seen]]) -> dict[str, np.ndarray]:
+    """Shares of a request's time under the usual load, by round: queue, prefill and decode."""
+    first, whole, alone = (
+        np.array([getattr(turn[name], what) for turn in rounds])
+        for name, what in (("usual", "ttft"), ("usual", "whole"), ("alone", "ttft"))
+    )
+    return {
+        "queue": np.maximum(first - alone, 0) / whole,
+        "prefill": np.minimum(first, alone) / whole,
+        "decode": (whole - first) / whole,
+    }
+
+
+def _interval(values: np.ndarray) -> Interval:
+    """The median with the interval of paired values; NaN where any is missing."""
+    low, high = stats.paired_bounds(values)
+    middle = float(np.median(values))
+    return Interval(middle, float(np.minimum(low, middle)), float(np.maximum(high, middle)))
+
+
+def _verdict(logs: dict[str, np.ndarray], shares: dict[str, np.ndarray], loads: list[Loaded]) -> tuple[Phase, str]:
+    late = sum(loaded.client_binds() for loaded in loads)
+    if 2 * late > len(loads):
+        return "client", f"the client was late in {late} of {len(loads)} loads"
+    for name in ("prompt", "output"):
+        if np.isnan(logs[name]).any():
+            return "cannot tell", f"with twice the {name} requested, the server counts no more tokens of it"
+    ordered = sorted(shares, key=lambda name: -float(np.median(shares[name])))
+    first, second = (shares[name] for name in ordered[:2])
+    low, _ = stats.paired_bounds(first - second)
+    share = _interval(first)
+    if low <= 0:
+        return "cannot tell", f"{ordered[0]} and {ordered[1]} take about as much of a request"
+    verdict: Phase = ordered[0]  # type: ignore[assignment] # a key of `shares`
+    by = {"prefill": "prompt", "decode": "output", "queue": "load"}[verdict]
+    grows, takes = _interval(logs[by]), f"{verdict} takes {share:.0%} of a request, yet"
+    if grows.low <= 0 or grows.high < share.low / 2:
+        return "cannot tell", f"{takes} 1 % more {by} takes {grows:.2f} % longer"
+    other = {"prompt": "output", "output": "prompt"}.get(by, by)
+    if stats.paired_bounds(logs[other] - logs[by])[0] > 0:
+        return "cannot tell", f"{takes} its time follows the {other} more than the {by}"
+    return verdict, f"{share:.0%} of a request; 1 % more {by} takes {grows:.2f} % longer"

@@ -22,15 +22,18 @@ import typer
 from llama_meter import journal, paths
 from llama_meter.engine import builds as engines
 from llama_meter.errors import StudyError
+from llama_meter.limits import defect
 from llama_meter.measure.request import NOTHING, Request, sweep
+from llama_meter.serve import server
 from plamo_study import live
-from plamo_study.cli import cluster, engine as cli_engine, models as cli_models
-from plamo_study.cli.terminal import Terminal, alone, console, guarded, short, shown
+from plamo_study.cli import cluster, models as cli_models
+from plamo_study.cli.terminal import Terminal, alone, bar, console, grid, guarded, short, shown
 from plamo_study.studies import registry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
-app.add_typer(cli_engine.app, name="engine")
+builds = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
+app.add_typer(builds, name="engine")
 
 MINUTES = 5.0  # for measuring a machine's page, or all studies at mini
 DAY_S = 86_400.0
@@ -243,16 +246,44 @@ def probe(
     """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
     from llama_meter.serve import probe as probing
     from llama_meter.serve.client import Target
-    from llama_meter.serve.phase import Setting
 
     target = Target(probing.address(url), model, key=os.environ.get(probing.KEY, ""))
-    usual = Setting(concurrency, prompt_tokens, output_tokens, rate)
+    usual = probing.Setting(concurrency, prompt_tokens, output_tokens, rate)
     console.print(f"{target.url}: {probing.cost(usual)}, about {seconds:.0f} s")
     probed = probing.probe(target, usual, seconds, console.print)
     if json:
         typer.echo(jsonlib.dumps(msgspec.to_builtins(probed)))  # NaN stays NaN
     else:
         Terminal().print(probing.text(probed), soft_wrap=True)
+
+
+@builds.command()
+def build(
+    name: Annotated[
+        str, typer.Argument(help="name from `engine list`, e.g. corrected or 0.3.20; releases: all; or llama-server")
+    ],
+) -> None:
+    """Compile a build: the locked sources with patches, whose other libraries are the installed ones, or a release."""
+    if name == server.BINARY:
+        with bar(name) as on_step:
+            binary = server.build(on_step)
+        console.print(f"{name} is built: {short(binary)}")
+        return
+    for engine in engines.named([name], here=False):
+        with bar(engine) as on_step:
+            path, made = engines.build(engine, on_step)
+        uses = "" if "program" in engines.definition(engine) else f"; use it with --engine or --beside {engine}"
+        console.print(f"{engine} {'built' if made else 'is here already'}: {short(path)}{uses}")
+
+
+@builds.command("list")
+def list_engines() -> None:
+    """List every build that can be made, whether it exists here, and what it corrects."""
+    table = grid("engine", "here", "corrects", "what it is")
+    for name, definition in engines.definitions().items():
+        corrects = ", ".join(defect(code) for code in definition["corrects"]) or "nothing"
+        table.add_row(name, engines.state(name), corrects, definition["description"])
+    Terminal().print(table)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from llama_meter import paths
 from llama_meter.errors import UnmeasuredError
 from llama_meter.measure import machine
 from llama_meter.measure.request import Request
-from llama_meter.models import check
 from plamo_study import live, runs
 from plamo_study.cli.terminal import alone, console, short, shown
 from plamo_study.studies import registry
@@ -132,17 +131,15 @@ def shares(notebooks: Sequence[Path], request: Request) -> dict[Path, float]:
 
 
 def is_new(values: Values) -> bool:
-    """Whether there is no page of these files yet. That of another day or other files is kept, as NAME-FILE-DATE."""
+    """Whether there is no page of these files yet. That of another day or other files is kept, as NAME-DATE."""
     page = paths.REPORTS / f"{HOME}.ipynb"
     if not (made := runs.made(page)):
         return True
-    files, day = made
+    files, start = made
     same = files == str(values.get("files", ""))
-    if not same or day != f"{datetime.now(UTC):%Y-%m-%d}":
-        of = Path(next(iter(check.paths_of(files)), Path("models"))).stem if files else "models"
-        places = (page.with_stem(f"{HOME}-{of[:40]}-{day}{n}") for n in ("", *(f"-{n}" for n in range(2, 100))))
-        moved = page.rename(next(place for place in places if not place.exists()))
-        console.print(f"kept as {short(moved)}: the page of {day}", soft_wrap=True)
+    if not same or start[:10] != f"{datetime.now(UTC):%Y-%m-%d}":
+        moved = page.rename(page.with_stem(f"{HOME}-{start[:19].replace(':', '')}"))
+        console.print(f"kept as {short(moved)}", soft_wrap=True)
     return not same
 
 
