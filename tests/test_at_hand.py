@@ -19,7 +19,7 @@ HYBRID = plan.MODELS[0]
 def lean():
     """A lean plan of a small model."""
     base = Prefill(model=HYBRID, scale="mini", dtype="F16", n_prompt=16)
-    cells = (base, plan.change(base, workload="decode", depth=8, n_gen=4, n_seq=2, policy="shared"))
+    cells = (base, plan.of_kind(Decode, base, depth=8, n_gen=4, n_seq=2, policy="shared"))
     return plan.lean("your-machine", "mini", cells)
 
 

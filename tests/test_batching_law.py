@@ -6,6 +6,7 @@ from built import measured
 from conftest import ATTENTION, HYBRID
 
 from llama_meter import journal
+from llama_meter.cells import Decode
 from llama_meter.measure import plan, runner
 from llama_meter.measure.request import Request
 from plamo_study.measurements import answers, answers_of, recording
@@ -77,7 +78,7 @@ def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_t
         plan.change(batching_law.three_tests("identity", HYBRID), calls=calls, n_tokens=32, question="")
         for calls in (wrong_then_abort, (*first, ((2, 1), (3, 1))), (((0, 16), (1, 16)), ((2, 1), (3, 1))))
     )
-    anchor = plan.change(tests[0], workload="decode", n_seq=1, depth=16, n_gen=4)
+    anchor = plan.of_kind(Decode, tests[0], n_seq=1, depth=16, n_gen=4)
     asked = plan.Plan("tests", "mini", (*tests, *aborting), (), anchor, 1, 0, 60.0)
     rows = runner.sweep(asked, tmp_path / "j.jsonl").rows
     known = frame.facts(journal.read(tmp_path / "j.jsonl"))

@@ -10,7 +10,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from llama_meter import journal
-from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW
+from llama_meter.cells import FEW, LADDER, WALK, WHOLE_WINDOW, Naive
 from llama_meter.engine import library, states
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.errors import StudyError
@@ -70,7 +70,7 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
         plan.change(base, model=ATTENTION, n_ctx=5 * PART, rungs=(PART + 3,)),
         few,
         plan.change(few, ladder=WHOLE_WINDOW),
-        plan.change(base, workload="naive", n_prompt=16, n_gen=8),
+        plan.of_kind(Naive, base, n_prompt=16, n_gen=8),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
     worker, path = context.memory("mini").workload, tmp_path / "05.jsonl"

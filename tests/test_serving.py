@@ -228,16 +228,15 @@ def searched(rng, speed):
         yield rate, share
 
 
-def test_the_knee_s_interval_holds_the_true_knee_of_a_queue_as_often_as_it_says():
+def test_the_knee_is_that_of_a_queue():
     rng, rates = np.random.default_rng(1), np.geomspace(0.5, 8, 25)
     shares = [np.mean([queue(rng, rate, 1.0) for _ in range(100)]) for rate in rates]
     truth = float(np.exp(np.interp(-load.ENOUGH, -np.array(shares), np.log(rates))))
     found = []
     for _ in range(50):
-        tried = [(*step, n) for n in range(8) for step in searched(rng, np.exp(0.03 * rng.standard_normal()))]
+        tried = [step for _ in range(8) for step in searched(rng, np.exp(0.03 * rng.standard_normal()))]
         found.append(stats.threshold(*map(list, zip(*tried, strict=True)), load.ENOUGH, 16))
-    assert np.mean([one.low <= truth <= one.high for one in found]) > 0.85
-    assert np.median([one.value for one in found]) == pytest.approx(truth, rel=0.05)
+    assert np.median(found) == pytest.approx(truth, rel=0.05)
 
 
 def answer(*texts, gaps=(), failure=""):

@@ -16,9 +16,7 @@ CONFIDENCE = 0.95
 FEW = 3  # processes or pairs; below, no interval is given, since two can agree by chance
 ENOUGH = 6  # fewest values whose whole range covers a median with 95 %: 1 - 2 ** (1 - n)
 CROSSING_LEVELS = (0.90, 0.93)  # lowest coverage of a crossing's interval, below ENOUGH blocks and from there on
-THRESHOLD_LEVEL = 0.91  # coverage of a threshold's interval, by the simulation of tests/test_serving.py
 STEEPEST = 30.0  # scale of the penalty on its slope in log load, for loads that split cleanly into met and failed
-ROUNDS = 60  # of Newton's method
 NEEDED = {0.5: 1, 0.9: 29, 0.95: 59, 0.99: 299}  # samples for a 95 % distribution-free bound on a percentile
 Claim = Literal["holds", "does not hold", "inconclusive"]
 NAN = float("nan")
@@ -228,47 +226,29 @@ def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001, among: 
     return Estimate(float(value), float(begin), float(end), n, CROSSING_LEVELS[n >= ENOUGH], among=among)
 
 
-def threshold(
-    loads: Sequence[float], shares: Sequence[float], servers: Sequence[int], level: float, n: int
-) -> Estimate:
+def threshold(loads: Sequence[float], shares: Sequence[float], level: float, n: int) -> float:
     """The load at which the expected share of `n` requests that met their objectives falls to `level`: a knee.
 
-    `loads`, `shares` and `servers` have one entry per tried load. A bisection visits few loads with few requests each,
-    and one unlucky load misleads it for good, so a logistic curve is fitted to all loads of all servers. Servers are
-    the unit: the interval is Student's t of the logarithm over servers, by the jackknife (Tukey 1958), each server left
-    out once. NaN bounds for fewer than three servers.
+    `loads` and `shares` have one entry per tried load. A bisection visits few loads with few requests each, and one
+    unlucky load misleads it for good, so a falling logistic curve is fitted to all loads of all servers.
     """
-    x, y, of = np.log(np.asarray(loads, float)), np.asarray(shares, float), np.asarray(servers)
-    names = np.unique(of)
-    whole = _logistic_at(x, y, level, n)
-    if len(names) < 3:
-        return Estimate(float(np.exp(whole)), NAN, NAN, len(names))
-    without = np.array([_logistic_at(x[of != name], y[of != name], level, n) for name in names])
-    pseudo = len(names) * whole - (len(names) - 1) * without
-    reach = t_quantile(len(names) - 1) * pseudo.std(ddof=1) / len(names) ** 0.5
-    low, high = (float(np.exp(np.clip(whole + side * reach, -700, 700))) for side in (-1, 1))
-    return Estimate(float(np.exp(whole)), low, high, len(names), THRESHOLD_LEVEL, tuple(pseudo.tolist()))
+    from scipy import optimize  # slow to import, and one page needs it
+
+    x, y = np.log(np.asarray(loads, float)), np.asarray(shares, float)
+    away = x - x.mean()
+
+    def loss(curve: np.ndarray) -> float:
+        odds = curve[0] - curve[1] * away
+        penalty = 1e-6 * curve[0] ** 2 + n / STEEPEST**2 * curve[1] ** 2
+        return float(n * (np.logaddexp(0, odds) - y * odds).sum() + penalty / 2)
+
+    middle, slope = optimize.minimize(loss, [0.0, 1.0]).x
+    return float(np.exp(x.mean() + (middle - np.log(level / (1 - level))) / max(slope, 1e-3)))
 
 
 def variation(values: Sequence[float]) -> float:
     """Coefficient of variation: standard deviation over mean; NaN for fewer than two values."""
     return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 and np.mean(values) else NAN
-
-
-def _logistic_at(x: np.ndarray, y: np.ndarray, level: float, n: int) -> float:
-    """The logarithm of the load at which a falling logistic curve through the shares passes the level."""
-    centre = x.mean()
-    design = np.column_stack([np.ones(len(x)), -(x - centre)])
-    beta, ridge = np.array([0.0, 1.0]), np.diag([1e-6, n / STEEPEST**2])
-    for _ in range(ROUNDS):
-        fitted = 1 / (1 + np.exp(-np.clip(design @ beta, -30, 30)))
-        slope = n * design.T @ (y - fitted) - ridge @ beta
-        curvature = (design * (n * fitted * (1 - fitted))[:, None]).T @ design + ridge
-        step = np.linalg.solve(curvature, slope)
-        beta = beta + step * min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
-        if np.abs(step).max() < 1e-9:
-            break
-    return float(centre + (beta[0] - np.log(level / (1 - level))) / max(beta[1], 1e-3))
 
 
 def _order_statistics(ordered: np.ndarray, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
-from llama_meter.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
+import msgspec
+
+from llama_meter.cells import Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
 from llama_meter.errors import StudyError
 from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
@@ -57,8 +59,8 @@ DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps t
 REPEAT = 1000  # added to the replicate of repeated measurements and of further anchors
 HANDFUL = 8  # cells that are not timed
 
-
 C = TypeVar("C", bound=Cell)
+change = msgspec.structs.replace  # a copy of a cell with some fields changed
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def gates(scale: str, gpu: bool = False) -> Plan:
         cells += tuple(
             change(lean_gate, model=model, dtype=dtype) for model, dtype in every if (model, dtype) not in files
         )
-    anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
+    anchor = of_kind(Decode, base, model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
     return Plan("A-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
 
 
@@ -236,7 +238,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
 
 def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
     """The matrix product in every type that most of these files' matrices have."""
-    return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
+    return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in _matrix_types(file)))
 
 
 def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...]:
@@ -245,7 +247,7 @@ def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, thread
     return (*bounds, *kernels_of(files, bounds[1])) if sweep.files else bounds
 
 
-def matrix_types(file: File) -> tuple[str, ...]:
+def _matrix_types(file: File) -> tuple[str, ...]:
     """The types of a file's matrices: of a given one those of at least MINOR of its bytes, else as its type says."""
     if file[1] == registry.FILE_SCALE:
         sizes = tensors.matrix_bytes(registry.FILES[file].parts)
@@ -254,25 +256,22 @@ def matrix_types(file: File) -> tuple[str, ...]:
     return (FILE_TYPES[name], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
 
 
-def with_gates(
-    study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True, anchor_dtype: str = ""
-) -> Plan:
+def with_gates(study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True) -> Plan:
     """A plan of these cells, with a gate for every file, the usual anchor, blocks and time limit.
 
-    `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache. `anchor_dtype`:
-    where the anchor's file is another than the first model's. Raises StudyError for a cell that cannot be measured.
+    `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache. Raises StudyError
+    for a cell that cannot be measured.
     """
     for cell in cells:
         check_cell(cell)
     first = next(cell for cell in cells if isinstance(cell, OnModel))
     base = change(first, n_threads=machine.performance_cores(), repetitions=1)
     files = dict.fromkeys(file for cell in cells for file in cell.files)
-    gate = change(base, workload="gate", **gate_tokens(scale, gpu=base.n_gpu_layers != 0))
+    gate = of_kind(Gate, base, **gate_tokens(scale, gpu=base.n_gpu_layers != 0))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
     gates = tuple(dict.fromkeys(gate_of(kind, file) for file in files for kind in kinds))
-    how = {"n_seq": 1, "policy": "per_sequence", "depth": 16, "n_gen": 32}
-    anchor = change(base, workload="decode", dtype=anchor_dtype or first.dtype, **how)
+    anchor = of_kind(Decode, base, n_seq=1, policy="per_sequence", depth=16, n_gen=32)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
     return replace(planned, anchors=ANCHORS[scale])
 
@@ -287,7 +286,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     for cell in proved:
         check_cell(cell)
     first = next(cell for cell in proved if isinstance(cell, OnModel))
-    gate = change(first, workload="gate", judges="parts", n_threads=1, **LEAN_GATE)
+    gate = of_kind(Gate, first, judges="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in proved for file in cell.files)
     gates = tuple(gate_of(gate, file) for file in files)
     return Plan(study, scale, proved, gates, None, LEAN_BLOCKS, 1, TIME_LIMIT_S[scale], needed=needed, grows=False)
@@ -315,27 +314,10 @@ def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:
     return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": 0}
 
 
-@overload
-def change(cell: AnyCell, *, workload: str, **changes: Any) -> Cell:
-    """A cell of another workload."""
-
-
-@overload
-def change(cell: C, **changes: Any) -> C:
-    """A cell of the same type."""
-
-
-def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
-    """A copy of a cell with some fields changed; for another workload, the fields that both types have.
-
-    Raises StudyError for a field that cells of this workload lack.
-    """
-    kind = KINDS[workload or cell.workload]
-    if unknown := changes.keys() - set(kind.__struct_fields__):
-        why = f"has no field {', '.join(sorted(unknown))}"
-        raise StudyError(f"cell {kind.__name__}", why, f"choose among {', '.join(kind.__struct_fields__)}")
+def of_kind(kind: type[C], cell: OnModel, **changes: Any) -> C:
+    """A cell of another type with the values of the fields that both have, some of them changed."""
     shared = {name: getattr(cell, name) for name in cell.__struct_fields__ if name in kind.__struct_fields__}
-    return kind(**shared | changes)  # type: ignore[no-any-return] # the classes of a union, by name
+    return kind(**shared | changes)
 
 
 def check_scale(scale: str) -> None:

@@ -5,7 +5,7 @@ Of a replica's work also the parts, measured alone on its share of the cores: pr
 
 from dataclasses import replace
 
-from llama_meter.cells import Cell, Decode, MatMul, Replicas
+from llama_meter.cells import Cell, Decode, MatMul, Prefill, Replicas
 from llama_meter.measure import machine
 from llama_meter.measure.plan import (
     BLOCKS,
@@ -19,6 +19,7 @@ from llama_meter.measure.plan import (
     check_scale,
     files_of,
     limits_of,
+    of_kind,
     on_file,
     scale_of,
     threads_of,
@@ -51,7 +52,7 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_gen=n_gen, policy="shared", n_threads=n_threads)
     base = change(base, n_gpu_layers=-1 if gpu else 0)
     base, files, at = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
-    short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
+    short = of_kind(Prefill, base, n_prompt=SHORT_PROMPT, policy="per_sequence")
     limits = limits_of(files, scale, sweep, base.n_gpu_layers != 0, (n_threads,))
     first = FIRST_SEQUENCES if not sweep.n_seq else (1,)
     order = (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES) if not sweep.n_seq else (1, *sweep.n_seq)
@@ -60,8 +61,9 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
         invented = n_seq in FEW_SEQUENCES and not sweep.files
         matched = ((MATCHED, scale, DTYPE[scale]),) if invented else ()
         policies = ("packed", "per_sequence") if n_seq in (4, 16) else ("packed",)
-        steps = [on_file(change(base, n_seq=n_seq), file) for file in (*files, *matched)]
-        return steps + [on_file(change(short, n_seq=n_seq, policy=how), file) for how in policies for file in files]
+        steps: list[Cell] = [on_file(change(base, n_seq=n_seq), file) for file in (*files, *matched)]
+        steps += [on_file(change(short, n_seq=n_seq, policy=how), file) for how in policies for file in files]
+        return steps
 
     cells = [cell for n_seq in dict.fromkeys(order) for cell in of(n_seq)]
     compared: list[Cell] = [on_file(change(base, n_seq=n), files[0]) for n in FEW_SEQUENCES]
@@ -121,6 +123,6 @@ def _parts(cells: list[Replicas]) -> list[Cell]:
     parts: list[Cell] = []
     for cell in cells:
         alone = change(cell, n_threads=cell.threads_each, use_mmap=True)
-        parts.append(change(alone, workload="prefill", n_seq=1, repetitions=3))
-        parts.append(change(alone, workload="decode", depth=cell.n_prompt, policy="shared"))
+        parts.append(of_kind(Prefill, alone, n_seq=1, repetitions=3))
+        parts.append(of_kind(Decode, alone, depth=cell.n_prompt, policy="shared"))
     return list(dict.fromkeys(parts))

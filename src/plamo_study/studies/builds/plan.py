@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from llama_meter.cells import Cell, Decode, Gate, Hybrid, Prefill
 from llama_meter.measure import machine
-from llama_meter.measure.plan import DTYPE, MODELS, STEPS, Plan, change, check_scale, gate_tokens, lean
+from llama_meter.measure.plan import DTYPE, MODELS, STEPS, Plan, change, check_scale, gate_tokens, lean, of_kind
 from plamo_study.studies.right_answers import architectures
 from plamo_study.studies.right_answers.architectures import LISTED
 from plamo_study.studies.right_answers.plan import CONTROLS, ONE_KIND, RECURRENT, hybrids
@@ -65,6 +65,6 @@ def _timed(scale: str, gpu: bool, dtypes: Sequence[str], n_seq: Sequence[int]) -
     for dtype in dtypes:
         for model in MODELS:
             prompt = change(base, model=model, dtype=dtype, n_prompt=N_PROMPT)
-            step: Decode = change(prompt, workload="decode", depth=DEPTH, n_gen=STEPS)  # type: ignore[assignment]
+            step: Decode = of_kind(Decode, prompt, depth=DEPTH, n_gen=STEPS)
             cells += [prompt, *(change(step, n_seq=n, policy="shared") for n in n_seq)]
     return tuple(cells)

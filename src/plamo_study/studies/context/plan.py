@@ -90,7 +90,7 @@ def naive(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """The same output tokens with the cache and without it. `sweep`: other files or settings."""
     base, files = _base(scale, gpu, sweep)
     n_prompt, n_gen = LOOP[scale]
-    loop = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
+    loop = plan.of_kind(Naive, base, n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
     return _planned("06-naive", scale, tuple(on_file(loop, file) for file in files[:2]), sweep)
 
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 from itertools import product, zip_longest
 from pathlib import Path
 
-from llama_meter.cells import PARTS, SPLIT, Arrival, Cell, File, Fleet, Shipment, Traffic
+from llama_meter.cells import PARTS, SPLIT, Arrival, Cell, File, Fleet, Service, Shipment, Traffic
 from llama_meter.errors import StudyError
 from llama_meter.journal import LOCAL, REFERENCE, journal_path, stored
 from llama_meter.measure.plan import (
@@ -16,6 +16,7 @@ from llama_meter.measure.plan import (
     check_scale,
     files_of,
     fits,
+    of_kind,
     on_file,
     scale_of,
     threads_of,
@@ -190,7 +191,7 @@ def _of_file(base: Shipment, scale: str, lengths: tuple[int, ...]) -> Iterator[C
     shipments = [change(base, n_prompt=n, repetitions=REPETITIONS[scale] if n <= REPEATED else 1) for n in lengths]
     yield from shipments[:SOON]
     n_prompt, n_gen, per_second = REQUESTED[scale]
-    service = change(base, workload="service", n_prompt=n_prompt, n_gen=n_gen, n_seq=4, n_requests=8)
+    service = of_kind(Service, base, n_prompt=n_prompt, n_gen=n_gen, n_seq=4, n_requests=8)
     yield from (change(service, per_second=per_second, mode=mode) for mode in ("shared", "split"))
     in_8_bits = registry.spec(base.model, base.scale).head_dim % BLOCK == 0  # else the engine has no such cache
     for shipment in shipments[:TWICE]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
-from llama_meter.cells import Cell, Prefill
+from llama_meter.cells import Cell, Decode, Prefill
 from llama_meter.measure.plan import (
     DEPTH,
     Plan,
@@ -12,6 +12,7 @@ from llama_meter.measure.plan import (
     files_of,
     fits,
     limits_of,
+    of_kind,
     on_file,
     scale_of,
     thread_counts,
@@ -34,7 +35,7 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
     base = change(base, **sweep.settings())
     at, gpu, files = scale_of(scale, sweep), base.n_gpu_layers != 0, files_of(scale, sweep)
     often = {n: 20 if gpu else 3 if n <= LONG else 1 for n in sweep.n_prompt or PROMPTS}  # milliseconds each on a GPU
-    steps = change(base, workload="decode")
+    steps = of_kind(Decode, base)
     lengths = list(product(sweep.n_depth or (DEPTH,), sweep.n_gen or (ANSWER,)))
     needed: list[Cell] = []
     for file in files:
@@ -47,6 +48,6 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
     for n_threads in threads if len(threads) > 1 else ():  # one thread is compared with no other
         for file in files:
             on_cpu = on_file(change(base, n_threads=n_threads, n_gpu_layers=0, n_prompt=128), file)
-            fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
+            fewer += [change(on_cpu, repetitions=3), of_kind(Decode, on_cpu, depth=128, n_gen=32)]
     planned = with_gates("01-phase-asymmetry", at, tuple(dict.fromkeys((*limits, *needed, *fewer))))
     return replace(planned, compared=tuple(needed), needed=len(needed) + len(limits))

@@ -57,10 +57,9 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     cells: list[Cell] = [on_file(cell, file) for cell in (alone, *together) for file in files]
     products = kernels(scale, gpu)
     cells += [kernel for product in products[:2] for kernel in kernels_of(files, product)] if sweep.files else products
-    anchor = "" if sweep.files else DTYPE[scale]
-    planned = with_gates(
-        "05-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
-    )
+    planned = with_gates("05-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False)
+    if planned.anchor and not sweep.files:
+        planned = replace(planned, anchor=change(planned.anchor, dtype=DTYPE[scale]))
     return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
 
 

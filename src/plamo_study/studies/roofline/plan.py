@@ -5,7 +5,7 @@ Notebooks 01 and 03 cover both ends: prompts of 128 tokens and more, and decode.
 
 from dataclasses import replace
 
-from llama_meter.cells import Cell, MatMul, Prefill
+from llama_meter.cells import Cell, Decode, MatMul, Prefill
 from llama_meter.measure import machine
 from llama_meter.measure.plan import (
     BLOCKS,
@@ -18,6 +18,7 @@ from llama_meter.measure.plan import (
     files_of,
     fits,
     kernels_of,
+    of_kind,
     on_file,
     scale_of,
     with_gates,
@@ -41,7 +42,7 @@ def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     base = Prefill(n_threads=threads[0], n_gpu_layers=-1 if gpu else 0, repetitions=3)
     base, files, own = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
     on_gpu = base.n_gpu_layers != 0
-    step = change(base, workload="decode", n_gen=STEPS, policy="shared", repetitions=1)
+    step = of_kind(Decode, base, n_gen=STEPS, policy="shared", repetitions=1)
 
     def prompts(n: int) -> list[Cell]:
         return [on_file(change(base, n_prompt=n, repetitions=1 if n >= LONG else 3), file) for file in files]

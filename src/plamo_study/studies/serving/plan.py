@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from llama_meter.cells import SHORT, SLOTS, Cell, File, Serving
+from llama_meter.cells import SHORT, SLOTS, Cell, Decode, File, Prefill, Serving
 from llama_meter.errors import StudyError
 from llama_meter.measure.plan import (
     MODELS,
@@ -16,6 +16,7 @@ from llama_meter.measure.plan import (
     check_scale,
     files_of,
     fits,
+    of_kind,
     on_file,
     one,
     scale_of,
@@ -117,6 +118,6 @@ def _compared(cell: Serving, file: File) -> bool:
 
 def _parts(base: Serving, at_once: Sequence[int], lengths: Sequence[int]) -> list[Cell]:
     """Cells of the engine alone: prompts, a decode step after each, and batched steps after the shortest."""
-    step = change(base, workload="decode", depth=base.n_prompt, n_gen=STEPS, n_seq=1, policy="shared")
-    alone = [change(base, workload="prefill", n_prompt=n, n_seq=1, repetitions=3) for n in lengths]
+    step = of_kind(Decode, base, depth=base.n_prompt, n_gen=STEPS, n_seq=1, policy="shared")
+    alone = [of_kind(Prefill, base, n_prompt=n, n_seq=1, repetitions=3) for n in lengths]
     return [*alone, *(change(step, depth=n) for n in lengths), *(change(step, n_seq=n) for n in at_once)]

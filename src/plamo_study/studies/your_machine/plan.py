@@ -16,6 +16,7 @@ from llama_meter.measure.plan import (
     fits,
     kernels_of,
     lean,
+    of_kind,
     on_file,
     scale_of,
     thread_counts,
@@ -53,7 +54,7 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     (depth, *depths) = sweep.n_depth or (DEPTH,)
 
     def step(file: File, n_gen: int = answer, at: int = depth) -> Decode:
-        return on_file(change(base, workload="decode", depth=at, n_gen=n_gen), file)  # type: ignore[return-value]
+        return on_file(of_kind(Decode, base, depth=at, n_gen=n_gen), file)
 
     def phases(file: File, n_prompt: int) -> tuple[Cell, ...]:
         return on_file(change(base, n_prompt=n_prompt), file), step(file)
@@ -69,7 +70,7 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     brought = sweep.dtypes or (() if sweep.files or MODELS[0] not in models else TYPES)
     types = [step((MODELS[0], scale, dtype)) for dtype in brought]
     others = [batch(file, n) for n in sweep.n_seq or N_SEQ for file in files if file != first[file[0]] and n > 1]
-    lengths = [on_file(change(base, n_prompt=n), file) for n in prompts[1:] for file in files]
+    lengths: list[Cell] = [on_file(change(base, n_prompt=n), file) for n in prompts[1:] for file in files]
     lengths += [step(file, n) for n in answers for file in files] + [step(file, at=n) for n in depths for file in files]
     threaded = [change(cell, n_threads=n) for n in threads[1:] for cell in needed]
     cells = [*needed, *batches[: 2 * len(first)], *types, *batches[2 * len(first) :], *lengths, *threaded, *others]
