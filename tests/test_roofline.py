@@ -188,17 +188,16 @@ CEILINGS = {  # rows as (FLOP/s, layout, what was seen, other fields), and the c
 def test_a_ceiling_is(best, one, other):
     rows = [kernel_row(rate, layout=layout, **fields) for rate, layout, fields in (one, other)]
     table = ceilings.measured([pd.DataFrame(rows)])
-    assert Here([table], HOME).kernel("Q2_K").best == pytest.approx(best, rel=1e-6)
+    assert Here([table], HOME).rate("Q2_K").best == pytest.approx(best, rel=1e-6)
 
 
 def test_what_was_measured_nowhere_here_is_named_and_kernels_are_told_by_name():
     with pytest.raises(StudyError, match="matmul ceiling of Q2_K"):
-        Here([ceilings.measured([pd.DataFrame([kernel_row(1e11, n_threads=1)])])], HOME).kernel("Q2_K")
+        Here([ceilings.measured([pd.DataFrame([kernel_row(1e11, n_threads=1)])])], HOME).rate("Q2_K")
     reads = [read_row(5e10), read_row(9e12, n_threads=1), read_row(9e12, machine="there")]
-    assert Here([ceilings.measured([pd.DataFrame(reads)])], HOME).read().best == pytest.approx(5e10, rel=1e-6)
+    assert Here([ceilings.measured([pd.DataFrame(reads)])], HOME).rate().best == pytest.approx(5e10, rel=1e-6)
     rows = [kernel_row(2e12, "F16", "", **BLAS), kernel_row(3e12, "Q8_0", "plain", **BLAS), kernel_row(9e11, "Q8_0")]
-    table = ceilings.measured([pd.DataFrame(rows)])
-    names = {kernel.name for kernel in ceilings.every_kernel([table], HOME)}
+    names = set(ceilings.measured([pd.DataFrame(rows)])["kernel"])
     assert (len(names), sum("BLAS" in name for name in names)) == (3, 2)
 
 
@@ -208,8 +207,8 @@ def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first()
     model = {"tensors": {"ffn_up": half | {"n_elements": 2 * 10**6, "n_bytes": 2 * 10**6}}}
     own, pooled = (ceilings.measured([pd.DataFrame(each)]) for each in (rows, [*rows, kernel_row(9e11, "Q2_K")]))
     assert Here([own], HOME).limits(model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
-    assert Here([own, pooled], HOME).kernel("Q2_K").best == pytest.approx(1e11, rel=1e-6)
-    assert Here([pooled], HOME).kernel("Q2_K").best == pytest.approx(9e11, rel=1e-6)
+    assert Here([own, pooled], HOME).rate("Q2_K").best == pytest.approx(1e11, rel=1e-6)
+    assert Here([pooled], HOME).rate("Q2_K").best == pytest.approx(9e11, rel=1e-6)
 
 
 PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # what packing needs: repack.cpp

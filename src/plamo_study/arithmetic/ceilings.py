@@ -8,7 +8,7 @@ is what a kernel reaches, not what the machine could reach. A roof, which nothin
 predicted time takes the usual one, the median of processes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,17 +22,13 @@ from llama_meter import stats
 from llama_meter.errors import StudyError
 from plamo_study.arithmetic.roofline import NO_MATMUL, Ceilings, Model, head_tensors
 from plamo_study.read.frame import on_main_device, usable
+from plamo_study.stats.estimates import NS
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
 PACKED, PLAIN, BLAS, ACCELERATE = "packed", "plain", "blas", "accelerate"
 STEADY = 1.1  # a reading whose median is more than this many times its shortest counts by its median
 READ, MATMUL = "read", "matmul"
-NS = 1e9
-COLUMNS = [
-    *("machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes"),
-    *("n_flops", "best", "usual"),
-]
-SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
+OF_ROW = ["machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops"]
 Name = TypeVar("Name")  # of a file
 
 
@@ -58,31 +54,41 @@ class Rate:
         return float(np.median(self.by_process))
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A matrix product of the engine: weights of a type in a layout, times many columns."""
-
-    dtype: str
-    layout: str
-
-    @property
-    def name(self) -> str:
-        """The kernel in words, such as llama.cpp's Q4_K matrix kernel, with the weights' layout if not the file's."""
-        if self.layout in (BLAS, ACCELERATE):
-            name = "BLAS" if self.layout == BLAS else "Accelerate"
-            return f"{name} in F32, {self.dtype} weights unpacked"
-        return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
-
-
 def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One line per process that measured a ceiling, from the usable rows of each frame.
 
-    `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `n_bytes` and `n_flops`
-    of a sample, its `best` and `usual` seconds. Rows whose packing was requested but not checked are left out.
+    `ceiling`, READ or MATMUL; `layout` of the weights, and `kernel`, both in words; `columns` of a product, 0 for a
+    ceiling's full number; `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. Rows whose packing was
+    requested but not checked are left out.
     """
-    used = (usable(rows[rows["workload"].isin([READ, MATMUL])]) for rows in frames)
-    entries = [entry for rows in used for entry in _entries(rows)]
-    return pd.DataFrame(entries, columns=COLUMNS).astype({"many": bool})
+    rows = pd.concat([usable(rows[rows["workload"].isin([READ, MATMUL])]) for rows in frames], ignore_index=True)
+    rows = rows[rows["status"] == "ok"]
+    times = [[ns / NS for ns in chain(*samples)] for samples in rows["samples_ns"]]
+    table = rows[OF_ROW].assign(ceiling=rows["workload"], layout=[_layout(row) for row in rows.to_dict("records")])
+    table["kernel"] = [_kernel(row.ceiling, row.dtype, row.layout) for row in table.itertuples()]
+    table["columns"] = rows["n_columns"].where(rows["workload"] == MATMUL, 0)
+    table["usual"], table["best"] = np.array([(np.median(taken), min(taken)) for taken in times]).reshape(-1, 2).T
+    wavers = (table["ceiling"] == READ) & (table["usual"] > STEADY * table["best"])
+    return table.assign(best=table["best"].mask(wavers, table["usual"]))[table["layout"] != ""]
+
+
+def _layout(row: Mapping[str, Any]) -> str:
+    """Layout of a row's weights; "" where it was not checked."""
+    for layout in (PACKED, ACCELERATE, BLAS):
+        if row["checks"].get(layout):
+            return layout
+    if "packed" in row["checks"]:
+        return PLAIN
+    return "" if row["layout"] == PACKED else PLAIN
+
+
+def _kernel(ceiling: str, dtype: str, layout: str) -> str:
+    """What measured a ceiling in words, such as llama.cpp's Q4_K matrix kernel; of reading READ, or Apple's library."""
+    if ceiling == READ:
+        return ACCELERATE if layout == ACCELERATE else READ
+    if layout in (BLAS, ACCELERATE):
+        return f"{'BLAS' if layout == BLAS else 'Accelerate'} in F32, {dtype} weights unpacked"
+    return f"llama.cpp's {dtype} matrix kernel" + (", packed weights" if layout == PACKED else "")
 
 
 def main_place(rows: pd.DataFrame) -> Place:
@@ -104,22 +110,17 @@ class Here:
 
     def __init__(self, tables: Sequence[pd.DataFrame], place: Place):
         self.place, self._tables = place, [at(table, place) for table in tables]
-        self.read, self.kernel = cache(self._read), cache(self._kernel)
+        self.rate = cache(self._rate)
 
-    def _read(self) -> Rate:
-        """Read bandwidth in B/s. Raises StudyError where no table has it."""
+    def _rate(self, dtype: str = "") -> Rate:
+        """Of reading, or of the kernel of a type (`of_ceiling`). StudyError where no table has it."""
         for table in self._tables:
-            if len(rows := table[table["ceiling"] == READ]):
-                return _rate(rows, rows["n_bytes"])
-        raise _missing("read ceiling", self.place)
-
-    def _kernel(self, dtype: str) -> Rate:
-        """FLOP/s for many columns of the kernel of a loaded tensor of a type. StudyError where no table has it."""
-        for table in self._tables:
-            rows = _loaded(table[table["ceiling"] == MATMUL], dtype)
-            if len(rows := rows[rows["many"]]):
-                return _rate(rows, rows["n_flops"])
-        raise _missing(f"matmul ceiling of {dtype}", self.place)
+            if len(lines := of_ceiling(table, dtype)):
+                return rate(lines)
+        what, fix = (f"matmul ceiling of {dtype}", "05-quantization") if dtype else ("read ceiling", "02-roofline")
+        device = ", offloaded" if self.place.n_gpu_layers else ""
+        why = f"no study measured it on that machine with {self.place.n_threads} threads{device}"
+        raise StudyError(what, why, f"plamo-study measure {fix}")
 
     def limits(self, model: Model, heads: float = 0.0) -> tuple[Ceilings, Ceilings]:
         """(best, usual) ceilings for a file: its weights over the time of its kernels, each type at its own rate.
@@ -130,8 +131,8 @@ class Here:
         """
         if why := model.get("uncounted"):
             raise StudyError(f"the ceilings of {model['name']}", f"are not computed: {why}", "compare its times alone")
-        bandwidth, shares = self.read(), multiplied(model, heads)
-        rates = {dtype: self.kernel(dtype) for dtype in shares}
+        bandwidth, shares = self.rate(), multiplied(model, heads)
+        rates = {dtype: self.rate(dtype) for dtype in shares}
         best, usual = (
             sum(shares.values()) / sum(n / getattr(rates[dtype], which) for dtype, n in shares.items())
             for which in ("best", "usual")
@@ -154,73 +155,69 @@ def limits(rows: pd.DataFrame, files: Mapping[Name, Model], usual: bool = False)
 def of_study(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per ceiling, kernel, device and threads: `best` sample and `usual` (median of processes), B/s or FLOP/s.
 
-    For the study's main machine, kernels at their full number of columns. Reading has the kernel "read", or
-    "accelerate" where Apple's Accelerate computed the dot products.
+    For the study's main machine, kernels at their full number of columns, `kernel` as `measured` names it.
     """
     table, entries = measured([rows]), []
-    here = table[table["machine"] == main_place(rows).machine]
-    for (layers, threads), group in here.groupby(["n_gpu_layers", "n_threads"]):
-        place = Place(str(group["machine"].iloc[0]), int(threads), int(layers))
-        rates: dict[str, Rate] = {READ: Here([table], place).read()} if (group["ceiling"] == READ).any() else {}
-        rates |= {kernel.name: rate for kernel, rate in every_kernel([table], place).items()}
-        own = ACCELERATE if ACCELERATE in set(at(table, place, READ)["layout"]) else READ
-        for name, rate in rates.items():
-            entry: dict[str, Any] = {"ceiling": READ if name == READ else MATMUL}
-            entry |= {"kernel": own if name == READ else name, "n_gpu_layers": layers, "n_threads": threads}
-            entry |= {"best": rate.best, "usual": stats.median(rate.by_process)}
-            entries.append(entry)
+    names = ["n_gpu_layers", "n_threads", "ceiling", "kernel"]
+    here = table[(table["machine"] == main_place(rows).machine) & (table["columns"] == 0)]
+    here = here.sort_values(names[:3], ascending=[True, True, False], kind="stable")
+    for key, group in here.groupby(names, sort=False):
+        of = rate(group)
+        entries.append(dict(zip(names, key, strict=True)) | {"best": of.best, "usual": stats.median(of.by_process)})
     return pd.DataFrame(entries)
 
 
 def by_block(table: pd.DataFrame, place: Place, model: Model) -> pd.DataFrame:
     """The usual ceilings of each block, columns read (B/s) and matmul (FLOP/s); NaN where a kernel is missing."""
-    reads, shares, spent = at(table, place, READ).set_index("block"), multiplied(model), []
+    here, shares, spent = at(table, place), multiplied(model), []
+    reads = of_ceiling(here).set_index("block")
     for dtype, n in shares.items():
-        products = loaded(table, place, dtype)
-        products = products[products["many"]].set_index("block")
+        products = of_ceiling(here, dtype).set_index("block")
         spent.append(n / (products["n_flops"] / products["usual"]))
     matmul = sum(shares.values()) / pd.concat(spent, axis=1).sum(axis=1, skipna=False)
     return pd.DataFrame({READ: reads["n_bytes"] / reads["usual"], MATMUL: matmul})
 
 
-def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:
-    """FLOP/s for many columns of every kernel measured at a place, over all tables."""
-    products = at(pd.concat(tables, ignore_index=True), place, MATMUL)
-    groups = products[products["many"]].groupby(["dtype", "layout"], sort=False)
-    return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
-
-
-def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
-    """The products measured with the kernel of a loaded model's tensors of a type: packed where there is one."""
-    return _loaded(at(table, place, MATMUL), dtype)
-
-
-def _loaded(products: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    own = products[products["dtype"] == dtype]
-    packed = own["layout"] == PACKED
-    return own[packed] if packed.any() else own
-
-
-def at(table: pd.DataFrame, place: Place, ceiling: str = "") -> pd.DataFrame:
-    """The lines of a place, and of one ceiling where it is named."""
+def at(table: pd.DataFrame, place: Place) -> pd.DataFrame:
+    """The lines of a place."""
     here = (table["machine"] == place.machine) & (table["n_threads"] == place.n_threads)
-    here &= table["n_gpu_layers"] == place.n_gpu_layers
-    return table[here & (table["ceiling"] == ceiling)] if ceiling else table[here]
+    return table[here & (table["n_gpu_layers"] == place.n_gpu_layers)]
+
+
+def loaded(here: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """The products measured with the kernel of a loaded model's tensors of a type: packed where there is one."""
+    products = here[(here["ceiling"] == MATMUL) & (here["dtype"] == dtype)]
+    packed = products["layout"] == PACKED
+    return products[packed] if packed.any() else products
+
+
+def of_ceiling(here: pd.DataFrame, dtype: str = "") -> pd.DataFrame:
+    """The lines of reading; with a type those of many columns of the kernel that its loaded tensors have."""
+    lines = loaded(here, dtype) if dtype else here[here["ceiling"] == READ]
+    return lines[lines["columns"] == 0]
+
+
+def rate(lines: pd.DataFrame) -> Rate:
+    """The rate of a ceiling's lines: bytes a second of reading, else FLOPs a second."""
+    work = lines["n_bytes"].where(lines["ceiling"] == READ, lines["n_flops"])
+    return Rate(float((work / lines["best"]).max()), tuple((work / lines["usual"]).tolist()))
 
 
 def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
     """Number of weights that a token is multiplied with, by tensor type, plus `heads` times the output head."""
-    types = weighty(by_type(model))
     head = _parts(head_tensors(model)) if heads else {}
     amounts = {
         dtype: amount["multiplied"] + (heads * head[dtype]["n_elements"] if dtype in head else 0.0)
-        for dtype, amount in types.items()
+        for dtype, amount in by_type(model).items()
     }
     return {dtype: amount for dtype, amount in amounts.items() if amount}
 
 
 def by_type(model: Model) -> dict[str, dict[str, int]]:
-    """By tensor type of a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
+    """By tensor type of a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token.
+
+    Without types of negligible size, such as those of narrow matrices.
+    """
     untied = "output" in model["tensors"]
     amounts: dict[str, dict[str, int]] = {}
     for kind, tensors in model["tensors"].items():
@@ -230,11 +227,6 @@ def by_type(model: Model) -> dict[str, dict[str, int]]:
             sums = amounts.setdefault(dtype, {"bytes": 0, "multiplied": 0})
             sums["bytes"] += 0 if untied and kind == "token_embd" else part["n_bytes"]
             sums["multiplied"] += 0 if kind in NO_MATMUL else part["n_elements"]
-    return amounts
-
-
-def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-    """The amounts without types of negligible size, such as those of narrow matrices."""
     total = sum(amount["bytes"] for amount in amounts.values())
     return {dtype: amount for dtype, amount in amounts.items() if amount["bytes"] >= NEGLIGIBLE * total}
 
@@ -242,41 +234,3 @@ def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, 
 def _parts(tensors: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
     parts: Mapping[str, Mapping[str, int]] = tensors.get("by_type", {tensors["type"]: tensors})
     return parts
-
-
-def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
-    ok_rows = rows[rows["status"] == "ok"]
-    for row in ok_rows[[*SAME, "workload", "layout", "checks", "n_rows", "n_columns", "samples_ns"]].to_dict("records"):
-        layout, times = _layout(row), list(chain(*row["samples_ns"]))
-        entry = {name: row[name] for name in SAME} | {"ceiling": row["workload"], "layout": layout, "many": False}
-        usual = float(np.median(times))
-        wavers = row["workload"] == READ and usual > STEADY * min(times)
-        best = usual if wavers else min(times)
-        entry |= {"columns": 0, "weights": 0, "best": best / NS, "usual": usual / NS}
-        if row["workload"] == MATMUL:
-            weights = int(row["n_rows"]) ** 2
-            entry |= {"columns": row["n_columns"] or round(row["n_flops"] / (2 * weights)), "weights": weights}
-            entry["many"] = not row["n_columns"]
-        if layout:
-            yield entry
-
-
-def _layout(row: Mapping[str, Any]) -> str:
-    """Layout of a row's weights; "" where it was not checked."""
-    for layout in (PACKED, ACCELERATE, BLAS):
-        if row["checks"].get(layout):
-            return layout
-    if "packed" in row["checks"]:
-        return PLAIN
-    return "" if row["layout"] == PACKED else PLAIN
-
-
-def _rate(rows: pd.DataFrame, work: pd.Series) -> Rate:
-    return Rate(float((work / rows["best"]).max()), tuple((work / rows["usual"]).tolist()))
-
-
-def _missing(what: str, place: Place) -> StudyError:
-    device = ", offloaded" if place.n_gpu_layers else ""
-    why = f"no study measured it on that machine with {place.n_threads} threads{device}"
-    fix = "05-quantization" if " of " in what else "02-roofline"
-    return StudyError(what, why, f"plamo-study measure {fix}")
