@@ -169,11 +169,6 @@ def refusal() -> str:
     return _refusals[-1] if _refusals else ""
 
 
-def forget_refusals() -> None:
-    """Before a model is loaded."""
-    _refusals.clear()
-
-
 def _log_to(write: Callable[[bytes], None]) -> None:
     @llama.llama_log_callback
     def on_log(level: int, text: bytes, user_data: int) -> None:

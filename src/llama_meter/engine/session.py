@@ -65,8 +65,8 @@ class SessionConfig:
 class Session:
     """A loaded model with its memory. Sequences are numbered 0..n_seq_max-1; positions are counted here.
 
-    `source`: a file, a loaded model, or another session, which must end after this one: they share its model. A model
-    that is not shared is freed when the session ends.
+    `source`: a file, or another session, which must end after this one: they share its model. A model that is not
+    shared is freed when the session ends.
 
     Raises
     ------
@@ -75,12 +75,9 @@ class Session:
 
     """
 
-    def __init__(self, source: "Path | str | Session | int", config: SessionConfig):
+    def __init__(self, source: "Path | str | Session", config: SessionConfig):
         self._owns_model = not isinstance(source, Session)
-        if isinstance(source, Path | str):
-            self.model = load(source, model_params(config))
-        else:
-            self.model = source.model if isinstance(source, Session) else source
+        self.model: int = source.model if isinstance(source, Session) else load(source, model_params(config))
         self.config = config
         self.context = llama.llama_init_from_model(self.model, self._context_params())
         if not self.context:
@@ -258,10 +255,6 @@ class Session:
         self.n_past[seq] += by
         return True
 
-    def held(self, seq: int) -> int:
-        """Tokens of a sequence in memory, from its last position; 0 for none."""
-        return int(llama.llama_memory_seq_pos_max(self.memory, seq)) + 1
-
     def remove_tail(self, seq: int, position: int) -> bool:
         """Drop a sequence's tokens from `position` on; False where the architecture cannot (PLaMo 2's state)."""
         removed = bool(llama.llama_memory_seq_rm(self.memory, seq, position, -1))
@@ -357,7 +350,6 @@ def _of_states(what: str, part: Part) -> Callable[..., int]:
 
 def load(path: Path | str, params: "llama.llama_model_params") -> int:
     """Load a model file; EngineError where llama.cpp cannot."""
-    library.forget_refusals()
     if params.n_gpu_layers < 0 and (why := library.lacks_room(Path(path).stat().st_size)):
         raise EngineError(f"{path} does not fit on the GPU: {why}")
     model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)

@@ -70,8 +70,7 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     """Engine against the NumPy oracle: one prefill, then half a prefill continued step by step, at every position.
 
     The steps are judged part by part too (oracle/judge.py), with what planted faults would show in each part. A build
-    with a window is compared with the oracle with that window. Its distance from the oracle without one is reported
-    too, to show that the check would find a missing window.
+    with a window is compared with the oracle with that window.
     """
     if cell.judges == "consistent":
         return _consistent(cell, session)
@@ -105,9 +104,6 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     checks: dict[str, float | bool] = {f"{name}_error": v.max_relative_error for name, v in verdicts.items()}
     checks |= {f"{name}_top1_checked": v.top1_checked for name, v in verdicts.items()}
     checks |= {f"{name}_agrees": v.ok for name, v in verdicts.items()}
-    if 0 < window < len(tokens):
-        others = Oracle(path, backend).logits(tokens)
-        checks["without_window"] = agreement(whole, others, tolerance(cell)).max_relative_error
     checks |= _by_parts(cell, judged, watched, stepped, allowed)
     agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
     series = judged.parts | {f"fault: {name}": errors for name, errors in judged.faults.items()}
