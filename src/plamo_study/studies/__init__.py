@@ -14,14 +14,12 @@ class Study:
     """What is measured under one name. `where`: the function that plans it, by its module in the chapter's folder or by
     its whole name; HISTORY: no longer measured, its rows are kept.
 
-    `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
-    is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
-    notebook. `whole`: times nothing and is meaningless in part.
+    `at_mini`: of trained weights, and so of the embedded models, whatever scale is asked for. `aside`: shown as
+    recorded, never measured by a live notebook. `whole`: times nothing and is meaningless in part.
     """
 
     where: str
     at_mini: bool = False
-    of_weights: bool = False
     aside: bool = False
     whole: bool = False
 

@@ -55,7 +55,6 @@ OF_ALL = [chapter.notebook for chapter in CHAPTERS if chapter.of_all]
 OF_PAIRS = next(chapter.notebook for chapter in CHAPTERS if chapter.of_pairs)
 OF_FULL_SIZE = [chapter.notebook for chapter in CHAPTERS if chapter.of_full_size]
 HOME = next(chapter for chapter in CHAPTERS if chapter.first)  # the page of a machine
-RANDOM_WEIGHTS = "shape"
 
 
 def plan(study: str) -> "Callable[..., Plan]":
@@ -94,9 +93,7 @@ def notebook_of(name: str) -> str:
 
 def shown_at(name: str, scale: str) -> str:
     """The scale at which a study is shown where a notebook asks for `scale`; an unknown study at that one."""
-    study = STUDIES.get(name)
-    at_mini = study and (study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS))
-    return "mini" if at_mini else scale
+    return "mini" if name in STUDIES and STUDIES[name].at_mini else scale
 
 
 def varies(study: str) -> bool:

@@ -9,7 +9,7 @@ CHAPTER = Chapter(
         "05-quantization": Study("plan.speed"),
         "05-controlled": Study(HISTORY, aside=True),
         "05-lifelike": Study(HISTORY, aside=True),
-        "05-quality": Study("plan.quality", of_weights=True, whole=True),
+        "05-quality": Study("plan.quality", at_mini=True, whole=True),
     },
     of_full_size=True,
 )

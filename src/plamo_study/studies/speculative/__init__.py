@@ -9,7 +9,7 @@ CHAPTER = Chapter(
         "08-speculative": Study("plan.speculative"),
         "08-several": Study(HISTORY, aside=True),
         "08-columns": Study(HISTORY, aside=True),
-        "08-drafters": Study("plan.drafters", of_weights=True),
+        "08-drafters": Study("plan.drafters", at_mini=True),
     },
     of_full_size=True,
 )
