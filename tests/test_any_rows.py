@@ -41,7 +41,7 @@ def changed(rows, records):
 def fresh(monkeypatch):
     """A notebook reads a recording once: what another test changed is not kept for the next one."""
     monkeypatch.setattr(theme, "enable", lambda: None)
-    monkeypatch.setattr(law, "ASKED", 100)  # requests of a simulation: what is written of them is the same
+    monkeypatch.setattr(law, "SIMULATED", 100)  # requests of a simulation: what is written of them is the same
     monkeypatch.setattr(law, "TUNED", law.TUNED[:1])
     measurements.recording.cache_clear()
     yield

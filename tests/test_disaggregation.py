@@ -58,7 +58,7 @@ def test_every_request_gets_the_answer_that_it_gets_alone(model, mode):
 
 def test_a_state_that_is_not_what_was_announced_is_refused():
     state, (near, far) = np.zeros(300_000, np.uint8), peers.Pipe()
-    header = service.State(request=0, n_tokens=48, token=1, n_bytes=state.size, sha256="0" * 64, spent={"check": 1})
+    header = service.State(n_tokens=48, token=1, n_bytes=state.size, sha256="0" * 64, spent={"check": 1})
     peer = Thread(target=lambda: (far.send(header), far.recv(), peers.push(far, state)))
     peer.start()
     with near, pytest.raises(StudyError, match="SHA-256 differs"):

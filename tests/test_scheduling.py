@@ -1,7 +1,6 @@
 """Chapter 7: policies drive a simulated clock and the real engine, and every answer is right."""
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -16,9 +15,9 @@ from llama_meter.measure.plan import change
 from plamo_study import measurements
 from plamo_study.cli import cluster
 from plamo_study.read import recording
-from plamo_study.studies.latency import fleets, law, loop, metrics, plan, service, work
-from plamo_study.studies.latency.loop import Load, serve
-from plamo_study.studies.latency.steps import CALL, Simulated, fit
+from plamo_study.studies.latency import law, loop, metrics, plan, service, work
+from plamo_study.studies.latency.law import CALL, fit
+from plamo_study.studies.latency.loop import Load, Simulated, policy, serve
 
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
 RULES = ("shared", "one at a time", "chunked 64", "decode first 64")
@@ -29,7 +28,7 @@ RULES = ("shared", "one at a time", "chunked 64", "decode first 64")
 def calls(table):
     """Calls as `fit` takes them: (decoding, keys, chunk, before, seconds) each."""
     made = pd.DataFrame(np.array(table, float), columns=[*CALL, "seconds"])
-    return made.astype(dict.fromkeys(CALL, int))
+    return made.astype(dict.fromkeys(CALL, int)).assign(idle=0.0)
 
 
 def machine(noise=0.0):
@@ -74,15 +73,15 @@ def by_ciw(load, seconds, servers):
 
 def test_every_request_is_done_when_a_published_simulator_says():
     """Prompts and answers of many lengths at 85 % of the capacity, one at a time on each of three machines."""
-    model, n, load = machine(), 3, traffic(600, 1.0)
+    model, n, load, rule = machine(), 3, traffic(600, 1.0), policy("one at a time")
     seconds = [
-        float(serve(Load([0.0], [prompt], [output]), "one at a time", Simulated(model), 1).finish[0])
+        float(serve(Load([0.0], [prompt], [output]), rule, Simulated(model), 1)[0][-1])
         for prompt, output in zip(load.prompt, load.output, strict=True)
     ]
     load = replace(load, arrives=[at * float(np.mean(seconds)) / 0.85 / n for at in load.arrives])
-    expected, found = by_ciw(load, seconds, n), np.full(len(load), np.nan)
-    for share in fleets.least_work(load, n, seconds):
-        found[share] = serve(load.chosen(share), "one at a time", Simulated(model), 1).finish
+    expected, found = by_ciw(load, seconds, n), np.full(len(seconds), np.nan)
+    for share in law.least_work(load, n, seconds):
+        found[share] = [times[-1] for times in serve(load.chosen(share), rule, Simulated(model), 1)]
     assert (np.array(expected) - load.arrives > 2 * np.array(seconds)).mean() > 0.1, "many had to wait"
     assert found == pytest.approx(expected, rel=1e-9)
 
@@ -90,19 +89,17 @@ def test_every_request_is_done_when_a_published_simulator_says():
 @pytest.mark.parametrize("rule", RULES)
 def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(rule):
     load, model = traffic(250), machine(0.1)
-    served, again, other = (serve(load, rule, Simulated(model, seed), slots=8) for seed in (1, 1, 2))
-    assert (served.finish == again.finish).all(), "the same seed, the same times"
-    assert (served.finish != other.finish).any()
-    assert served.written == sum(load.output)
-    assert (served.ttft > 0).all(), "no token before its prompt"
-    assert (served.finish >= served.first).all()
-    assert served.weights.sum() == sum(load.output) - len(load), "a gap for every token but the first"
-    spent = (served.gaps * served.weights).sum()
-    assert spent == pytest.approx((served.finish - served.first).sum(), rel=1e-9)
-    events = sorted([(at, 1) for at in load.arrives] + [(at, -1) for at in served.finish])
+    served, again, other = (serve(load, policy(rule), Simulated(model, seed), slots=8) for seed in (1, 1, 2))
+    first, finish = (np.array([times[at] for times in served]) for at in (0, -1))
+    assert (finish == [times[-1] for times in again]).all(), "the same seed, the same times"
+    assert (finish != [times[-1] for times in other]).any()
+    assert [*map(len, served)] == load.output
+    assert (first > load.arrives).all(), "no token before its prompt"
+    assert all((np.diff(times) > 0).all() for times in served)
+    events = sorted([(at, 1) for at in load.arrives] + [(at, -1) for at in finish])
     times, inside = np.array([at for at, _ in events]), np.cumsum([change for _, change in events])
     assert inside.min() >= 0
-    assert (np.diff(times) * inside[:-1]).sum() == pytest.approx((served.finish - load.arrives).sum(), rel=1e-9)
+    assert (np.diff(times) * inside[:-1]).sum() == pytest.approx((finish - load.arrives).sum(), rel=1e-9)
 
 
 # ------------------------------------------------------------------ the step model
@@ -118,22 +115,9 @@ def test_a_fit_gives_back_what_the_calls_were_made_of():
     steps = [(n, n * held, 0, 0, 1e-3 * (1 + (n > 8))) for n in range(1, 13) for held in (100, 200, 300)]
     switch = fit(calls(steps + [(0, 0, 16, 0, 1e-3)] * 3))
     assert switch.seconds(9, 900, 0, 0) == pytest.approx(2 * switch.seconds(8, 800, 0, 0))
-
-
-def test_many_calls_at_once_take_what_each_takes_alone_and_what_was_not_measured_is_refused():
-    model = machine(noise=0.1)
-    grid = product((0, 1, 2, 16, 17, 18), (0, 100, 9000), (0, 1, 16, 17, 40, 512, 513), (0, 64, 5000))
-    asked = [(*call, 1.0) for call in grid if call[0] or call[2]]
-
-    def alone(call):
-        try:
-            return model.seconds(*call[:4])
-        except StudyError:
-            return np.nan
-
-    together = model.of(calls(asked))
-    assert together == pytest.approx([alone(call) for call in asked], rel=1e-12, nan_ok=True)
-    assert 0 < np.isnan(together).sum() < len(asked)
+    for call in ((18, 18, 0, 0), (1, 9000, 0, 0), (0, 0, 513, 0), (0, 0, 16, 5000)):
+        with pytest.raises(StudyError, match="was not measured"):
+            model.seconds(*call)
 
 
 # ------------------------------------------------------------------ the engine, driven by policies
@@ -155,7 +139,7 @@ def run(cell):
 def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
     """Slots are left and filled, prompts ride along in pieces, sequences move: no answer notices."""
     cell = asked(model, rule, n_threads=2 if rule == SPLIT else 1)
-    measured, load, series = run(cell), loop.drawn(cell), {}
+    measured, load = run(cell), loop.drawn(cell)
     assert measured.valid, measured.checks
     assert measured.checks["second_path_error"] < ENOUGH
     assert [request.n_prompt for request in measured.requests] == load.prompt
@@ -165,14 +149,12 @@ def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
         assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
         assert all(np.diff(request.token_ns) > 0)
     if rule == SPLIT:
-        halves = [half(cell).n_threads for half in (service.sending, service.receiving)]
-        assert halves == [1, 1], "of two threads in all"
-    else:
-        series = measured.series
-        assert sum(series["chunk"]) == sum(load.prompt)
-        assert sum(series["decoding"]) == sum(load.output) - len(load)
-        assert max(series["decoding"]) <= cell.n_seq
-        assert len(series["chunk"]) == len(measured.samples_ns[0])
+        assert service.reading_threads(cell) == 1, "of two in all"
+    series = measured.series
+    assert sum(series["chunk"]) == sum(load.prompt)
+    assert sum(series["decoding"]) == sum(load.output) - cell.n_requests
+    assert max(series["decoding"]) <= cell.n_seq
+    assert len(series["chunk"]) == len(measured.samples_ns[0])
 
 
 def test_the_engine_makes_the_calls_that_the_simulation_makes():
@@ -185,13 +167,10 @@ def test_the_engine_makes_the_calls_that_the_simulation_makes():
             made.append((len(decoding), keys, chunk, before))
             return super().call(decoding, keys, reading, chunk, before)
 
-        def steps(self, decoding, keys, most, until):
-            return [self.call(decoding, keys, -1, 0, 0)]
-
     load = replace(loop.drawn(cell), arrives=[0.0] * 12)
     steps = [(n, n * held, 0, 0, 1e-3) for n in range(1, 5) for held in (1, 512) for _ in range(3)]
     even = fit(calls(steps + [(0, 0, n, at, 1e-3) for n in (1, 256) for at in (0, 64, 256)]))
-    serve(load, cell.rule, Watched(even), cell.n_seq)
+    serve(load, policy(cell.rule), Watched(even), cell.n_seq)
     first = next(n for n, many in enumerate(series["decoding"]) if many)  # the first request may come a call earlier
     live = list(zip(*(map(int, series[name]) for name in CALL), strict=True))
     assert live[first:] == made[first:]
@@ -202,24 +181,25 @@ def test_parts_hold_every_kind_of_call_that_traffic_makes():
     measured = run(cell)
     assert measured.valid, measured.checks
     columns = [measured.series[name] for name in CALL]
-    fitted = fit(calls(np.array([*columns, np.array(measured.samples_ns[0]) / 1e9]).T), measured.series["moves"])
+    fitted = fit(calls(np.array([*columns, np.array(measured.samples_ns[0]) / 1e9]).T))
     assert (fitted.least, len(fitted.step)) == (1, cell.n_seq)
     assert (fitted.shortest, len(fitted.base)) == (1, cell.n_prompt)
     assert fitted.held == fitted.before == cell.n_prompt + cell.n_gen - 1
     asking = asked(n_prompt=128)
-    assert np.isfinite(serve(loop.drawn(asking), "chunked 64", Simulated(fitted), asking.n_seq).finish).all()
+    served = serve(loop.drawn(asking), policy("chunked 64"), Simulated(fitted), asking.n_seq)
+    assert [*map(len, served)] == loop.drawn(asking).output
 
 
 # ------------------------------------------------------------------ predictions
 
 
-def test_a_percentile_counts_everybody_who_waited_and_one_of_too_few_requests_is_not_given():
+def test_a_percentile_counts_gaps_and_one_of_too_few_requests_is_not_given():
     """The 99th percentile of 48 requests is the slowest of them."""
-    gaps, weights = np.array([3e-3, 1e-3]), np.array([10, 390])
-    few, enough = (metrics.percentiles(np.linspace(0.001, 1, n), gaps, weights) for n in (48, 299))
+    ends = np.cumsum([0.0, *[1e-3] * 390, *[3e-3] * 10])
+    few, enough = (metrics.waits(np.zeros(n), [ends + 1, *np.linspace(0.001, 1, n - 1)[:, None]]) for n in (48, 299))
     assert [name for name in few if np.isnan(few[name])] == ["ttft_p95", "ttft_p99"]
     assert not [name for name in enough if np.isnan(enough[name])]
-    assert (few["itl_p95"], few["itl_p99"]) == (1e-3, 3e-3)
+    assert [few["itl_p95"], few["itl_p99"]] == pytest.approx([1e-3, 3e-3])
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +210,7 @@ def seen():
 
 def test_no_way_knows_the_load_that_it_predicts(seen, monkeypatch):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
-    monkeypatch.setattr(law, "ASKED", 1)  # simulation of a load: what they know is the same
+    monkeypatch.setattr(law, "SIMULATED", 1)  # simulation of a load: what they know is the same
     monkeypatch.setattr(law, "TUNED", law.TUNED[:2])
     recorded = recording.read("07-scheduling", "recorded", "shape")
     rows, at = recorded.rows, seen.loads[-1]
@@ -271,11 +251,11 @@ def test_a_worker_of_a_cluster_simulates_what_is_simulated_here(tmp_path):
     ):
         planned = replace(plan.fleet("mini"), cells=(cell,))
         (row,) = runner.sweep(planned, tmp_path / "there.jsonl", elsewhere=elsewhere).rows
-    expected = fleets.run(cell, tmp_path, lambda stage: None)
+    expected = law.run(cell, tmp_path, lambda stage: None)
     assert (row.cell, row.series, row.checks["complete"]) == (cell, expected.series, True)
 
 
 def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
-    found = [machines for machines, well in fleets.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
-    assert 1.7 <= min(found) < 1.7 * fleets.MOST ** (1 / 2**fleets.HALVINGS)
-    assert [*fleets.fewest(lambda n: 0.5)] == [(fleets.MOST, 0.5)], "not even the most is enough"
+    found = [machines for machines, well in law.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
+    assert 1.7 <= min(found) < 1.7 * law.MOST ** (1 / 2**law.HALVINGS)
+    assert [*law.fewest(lambda n: 0.5)] == [(law.MOST, 0.5)], "not even the most is enough"

@@ -1,51 +1,52 @@
 """Serving a load by a policy: one loop for the engine's clock and for a simulated one.
 
-An event is a call, not a token: a decode step is one event for any number of sequences, and the step in which a request
-finishes is known when its answer begins. The loop knows neither engine nor step model, only a `Machine`. Prompts come
-in order of arrival, one per call: several would mix up PLaMo 2's sequences in the stock engine.
+The loop knows neither engine nor step model, only a `Machine`. Prompts come in order of arrival, one per call: several
+would mix up PLaMo 2's sequences in the stock engine.
 
 Lengths of requests have the shape of the conversations that Microsoft published of its service in 2023
 (AzurePublicDataset, CC-BY; Patel et al., Splitwise): lognormal, the logarithms' standard deviations as fitted there,
 prompt and answer independent. They are scaled to what a small machine can serve, and cut at the longest that the cell
 allows.
+
+A simulated call takes the time of its contents. A step costs a constant for its number of sequences, fitted separately
+so that kernel switches stay where they are, and a slope by the tokens that these hold. A chunk of a prompt costs a
+constant and a slope by the tokens before it, both by chunk size. Both in one call cost, by the law that chapter 7
+checked, a step with one sequence more and the chunk without its first token, because the engine makes two
+micro-batches of them.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import inf
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from llama_meter.cells import NONE, Objectives, Service, Traffic
+from llama_meter.cells import Service, Traffic
+from llama_meter.errors import StudyError
 
 PROMPT_SPREAD, OUTPUT_SPREAD = 0.99, 0.86  # standard deviations of the logarithms
 MEDIAN = 4  # longest over median length
 GRAIN = 16  # prompt lengths are multiples of it, so that every chunk size is common
+DRAWN = 1 << 16  # residuals that simulations repeat, each starting at its own place
+STRETCH = 16  # residuals kept in measured order, since slowdowns last for several calls
+AWAKE_S = 0.008  # after this idle time threads may sleep, and the next call waits for them
+MORE = "plamo-study measure 07-scheduling"
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests in order of arrival: arrival times (s), and tokens of each prompt and answer, at least one each.
-
-    `within`: what a request must meet to count as served well.
-    """
+    """Requests in order of arrival: arrival times (s), and tokens of each prompt and answer, at least one each."""
 
     arrives: list[float]
     prompt: list[int]
     output: list[int]
-    within: Objectives = NONE
-
-    def __len__(self) -> int:
-        return len(self.arrives)
 
     def chosen(self, which: list[int]) -> "Load":
         """The requests with these indices."""
         arrives = [self.arrives[n] for n in which]
-        return Load(arrives, [self.prompt[n] for n in which], [self.output[n] for n in which], self.within)
+        return Load(arrives, [self.prompt[n] for n in which], [self.output[n] for n in which])
 
 
 def drawn(cell: Traffic | Service) -> Load:
@@ -66,24 +67,7 @@ def _lengths(rng: np.random.Generator, n: int, most: int, spread: float, grain: 
     return (np.clip(np.round(free / grain), 1, most // grain).astype(int) * grain).tolist()
 
 
-def shaped(load: Load, shape: str) -> Load:
-    """The same requests over the same time, with a rate that varies by the shape around the same mean.
-
-    steady: as they are. diurnal: a day over the whole load, from a fifth of the mean rate to nine fifths. bursty: five
-    times, half of the time at eight fifths of the mean rate and half at two fifths.
-    """
-    grid = np.linspace(0, 1, 2001)
-    rate = {
-        "steady": np.ones_like(grid),
-        "diurnal": 1 + 0.8 * np.sin(2 * np.pi * grid),
-        "bursty": np.where(grid * 5 % 1 < 0.5, 1.6, 0.4),
-    }[shape]
-    passed = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2)])
-    span = load.arrives[-1]
-    return replace(load, arrives=(np.interp(np.array(load.arrives) / span, passed / passed[-1], grid) * span).tolist())
-
-
-# ------------------------------------------------------------------ policies
+# ------------------------------------------------------------------ the loop
 
 Policy = Callable[[int, int, int], int]
 
@@ -104,9 +88,6 @@ def policy(name: str) -> Policy:
     return policies[name]
 
 
-# ------------------------------------------------------------------ the loop
-
-
 class Machine(Protocol):
     """The engine or its simulation: makes the calls, and keeps the time in seconds since the load began.
 
@@ -120,140 +101,143 @@ class Machine(Protocol):
         """Decode a token for each of `decoding`, which hold `keys` tokens in all, and read `chunk` tokens of a prompt
         of which `before` were read already; the time afterwards."""
 
-    def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:
-        """Decode a token for each of `decoding`, one to `most` times, no more once the time `until` has come; the time
-        after each step."""
-
-    def leave(self, decoding: list[int], slot: int, reading: int) -> float:
+    def leave(self, decoding: list[int], slot: int, reading: bool) -> float:
         """A sequence ends: the last one moves to its place, the one being read moves up; the time."""
 
 
-@dataclass
-class Served:
-    """Outcome of a load: per request `first` and `finish` (s, NaN: never), and gaps between tokens (s) with the number
-    of requests that waited each. `written`: tokens."""
+def serve(load: Load, policy: Policy, machine: Machine, slots: int) -> list[np.ndarray]:
+    """Serve every request of a load by a policy; when each one's tokens came (s), an array a request."""
+    waiting = deque(range(len(load.arrives)))
+    tokens: list[list[float]] = [[] for _ in waiting]
+    decoding: list[int] = []  # requests by their sequence
+    now, keys, reading, before, left = 0.0, 0, 0, 0, 0  # `before`, `left`: tokens of a prompt that were read, or not
+    while waiting or left or decoding:
+        if waiting and not left and len(decoding) < slots and load.arrives[waiting[0]] <= now:
+            reading = waiting.popleft()
+            left = load.prompt[reading]
+        if not left and not decoding:
+            now = machine.wait(load.arrives[waiting[0]])
+            continue
+        chunk = policy(left, len(decoding), slots) if left else 0
+        now = machine.call(decoding, keys, reading, chunk, before)
+        keys += len(decoding)
+        before, left = before + chunk, left - chunk
+        if chunk and not left:  # a prompt that was read to its end has a token, too
+            decoding.append(reading)
+            keys, before = keys + before, 0
+        for number in decoding:
+            tokens[number].append(now)
+        leaving = [slot for slot, number in enumerate(decoding) if len(tokens[number]) == load.output[number]]
+        for slot in reversed(leaving):
+            number = decoding[slot]
+            keys -= load.prompt[number] + load.output[number] - 1
+            now = machine.leave(decoding, slot, before > 0)
+            decoding[slot] = decoding[-1]
+            decoding.pop()
+    return [np.array(times) for times in tokens]
 
-    load: Load
-    first: np.ndarray
-    finish: np.ndarray
-    gaps: np.ndarray
-    weights: np.ndarray
-    written: int
 
-    @property
-    def ttft(self) -> np.ndarray:
-        """Seconds from arrival to the first token, queueing included, (n,)."""
-        return self.first - np.asarray(self.load.arrives)
-
-    @property
-    def tpot(self) -> np.ndarray:
-        """Mean seconds per token after the first, (n,)."""
-        return (self.finish - self.first) / np.maximum(np.array(self.load.output) - 1, 1)
+# ------------------------------------------------------------------ a simulated machine
 
 
-def serve(load: Load, rule: str, machine: Machine, slots: int) -> Served:
-    """Serve every request of a load by the policy of this name, and return the outcome."""
-    return _Serving(load, policy(rule), machine, slots).run()
+@dataclass(frozen=True)
+class StepModel:
+    """Seconds of a call of one model, engine and machine, with the residuals of the fit.
+
+    `step`: constant by number of sequences, from `least` on; `per_key`: more for each of the tokens held, at most
+    `held` of a sequence. `base`, `slope`: a chunk's constant and what each token before it adds, at most `before`, by
+    size from `shortest` on. `factors`: measured over fitted, of steps, chunks and calls with both; `waking`: extra
+    seconds of the first call after idle time, empty if not measured; `moving`: of a move to another slot.
+    """
+
+    least: int
+    step: tuple[float, ...]
+    per_key: float
+    held: int
+    shortest: int
+    base: tuple[float, ...]
+    slope: tuple[float, ...]
+    before: int
+    factors: dict[str, np.ndarray] = field(repr=False)
+    moving: float = 0.0
+    waking: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+
+    def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:
+        """Seconds of one call, without its residual. StudyError for a call outside the measured range."""
+        if decoding and chunk:
+            decoding, keys, chunk, before = decoding + 1, keys + before, chunk - 1, before + 1
+        seconds, many, size = 0.0, decoding - self.least, chunk - self.shortest
+        if decoding:
+            if not 0 <= many < len(self.step) or keys > decoding * self.held:
+                raise StudyError(f"a step of {decoding} sequences with {keys} tokens", "was not measured", MORE)
+            seconds += self.step[many] + self.per_key * keys
+        if chunk:
+            if not 0 <= size < len(self.base) or before > self.before:
+                raise StudyError(f"a chunk of {chunk} tokens behind {before}", "was not measured", MORE)
+            seconds += self.base[size] + self.slope[size] * before
+        return seconds
+
+    def replay(self, token: float, step: float) -> "StepModel":
+        """The two numbers of a usual benchmark, times these factors: a constant for each token of a prompt, that of the
+        longest one alone, and one for a step of any sequences, that of all slots. No residuals, moves or wake-ups."""
+        longest = self.shortest + len(self.base) - 1
+        return replace(
+            self,
+            step=(self.step[-1] * step,) * len(self.step),
+            per_key=0.0,
+            base=tuple(self.base[-1] / longest * size * token for size in range(self.shortest, longest + 1)),
+            slope=(0.0,) * len(self.slope),
+            moving=0.0,
+            factors=dict.fromkeys(self.factors, np.ones(1)),
+            waking=np.empty(0),
+        )
+
+    @cached_property
+    def drawn(self) -> dict[str, list[float]]:
+        """Residuals for a simulation, by kind (DRAWN each): stretches of successive calls, in an order drawn once."""
+        rng, series = np.random.default_rng(0), {}
+        for name, factors in self.factors.items():
+            starts = rng.integers(0, len(factors), DRAWN // STRETCH)
+            series[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
+        return series
+
+    @cached_property
+    def wakings(self) -> list[float]:
+        """Wake-up times for a simulation (DRAWN), in an order drawn once; empty if none were measured."""
+        many = DRAWN if len(self.waking) else 0
+        return np.random.default_rng(1).choice(self.waking, many).tolist() if many else []
 
 
-class _Serving:
-    """A load being served. `decoding`: requests by their sequence; `reading`: the one whose prompt is read, -1: none,
-    of which `before` tokens were read and `left` are not."""
+class Simulated:
+    """A machine whose calls take the step model's time, multiplied by residuals drawn from its fit in stretches.
 
-    def __init__(self, load: Load, policy: Policy, machine: Machine, slots: int):
-        self.load, self.policy, self.machine, self.slots = load, policy, machine, slots
-        self.now = self.last = 0.0  # `last`: time of the last decode step
-        self.upcoming = self.step = self.keys = self.written = 0
-        self.waiting: deque[int] = deque()
-        self.decoding: list[int] = []
-        self.reading, self.before, self.left = -1, 0, 0
-        self.due: dict[int, list[int]] = {}  # requests that end, by step
-        self.fresh: dict[int, float] = {}  # time of a request's token since the last step
-        self.first, self.finish = ([float("nan")] * len(load) for _ in range(2))
-        self.gaps, self.weights = array("d"), array("q")
+    The first call after an idle time takes the model's time plus a measured wake-up time. Deterministic by seed: the
+    same load, policy, model and seed give bit-identical times.
+    """
 
-    def run(self) -> Served:
-        arrives, decoding = [*self.load.arrives, inf], self.decoding
-        while True:
-            while arrives[self.upcoming] <= self.now:
-                self.waiting.append(self.upcoming)
-                self.upcoming += 1
-            if self.waiting and self.reading < 0 and len(decoding) < self.slots:
-                self.reading, self.before = self.waiting.popleft(), 0
-                self.left = self.load.prompt[self.reading]
-            if self.reading < 0 and not decoding:
-                if self.upcoming == len(self.load):
-                    break
-                self.now = self.machine.wait(self.load.arrives[self.upcoming])
-                continue
-            if not self.left:
-                self._steps()
-                continue
-            chunk = self.policy(self.left, len(decoding), self.slots)
-            self.now = self.machine.call(decoding, self.keys, self.reading, chunk, self.before)
-            leaving = self._stepped([self.now]) if decoding else []
-            if chunk:
-                leaving += self._read(chunk)
-            if leaving:
-                self._leave(leaving)
-        first, finish, gaps, weights = map(np.array, (self.first, self.finish, self.gaps, self.weights))
-        return Served(self.load, first, finish, gaps, weights, self.written)
+    def __init__(self, model: StepModel, seed: int = 0):
+        self.model, self.now, self._slept = model, 0.0, False
+        self._step, self._chunk, self._both = (model.drawn[name] for name in ("step", "chunk", "both"))
+        self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in the residuals it begins
 
-    def _steps(self) -> None:
-        """Decode until a request ends or the next one can be read, and nothing is left to decide."""
-        blocked = self.waiting or len(self.decoding) >= self.slots or self.upcoming == len(self.load)
-        until = inf if blocked else self.load.arrives[self.upcoming]
-        times = self.machine.steps(self.decoding, self.keys, min(self.due) - self.step, until)
-        self.now = times[-1]
-        if leaving := self._stepped(times):
-            self._leave(leaving)
+    def wait(self, until: float) -> float:
+        """Idle until the time `until` (s); the time then."""
+        self._slept = bool(self.model.wakings) and until - self.now >= AWAKE_S
+        self.now = until
+        return until
 
-    def _stepped(self, times: list[float]) -> list[int]:
-        """Record a token for every decoding request at each of these times; the requests that got their last one."""
-        many, now = len(self.decoding), times[0]
-        if len(self.fresh) < many:
-            self._gap(now - self.last, many - len(self.fresh))
-        for at in self.fresh.values():
-            self._gap(now - at, 1)
-        self.fresh.clear()
-        if len(times) > 1:
-            self.gaps.extend([later - sooner for sooner, later in pairwise(times)])
-            self.weights.extend([many] * (len(times) - 1))
-        self.last = times[-1]
-        self.step += len(times)
-        self.keys += many * len(times)
-        self.written += many * len(times)
-        return self.due.pop(self.step, [])
+    def call(self, decoding: list[int], keys: int, reading: int, chunk: int, before: int) -> float:
+        """The time after a call (s); StudyError for a call outside the range that the model was fitted on."""
+        n = self._next = (self._next + 1) & (DRAWN - 1)
+        seconds = self.model.seconds(len(decoding), keys, chunk, before)
+        if self._slept:
+            self._slept = False
+            self.now += seconds + self.model.wakings[n]
+        else:
+            self.now += seconds * (self._both if decoding and chunk else self._chunk if chunk else self._step)[n]
+        return self.now
 
-    def _read(self, chunk: int) -> list[int]:
-        """Record a chunk. After its last chunk a request has a token; the requests that now have all their tokens."""
-        self.before, self.left = self.before + chunk, self.left - chunk
-        if self.left:
-            return []
-        number, steps = self.reading, self.load.output[self.reading] - 1
-        self.first[number] = self.fresh[number] = self.now
-        self.decoding.append(number)
-        self.keys += self.before
-        self.written += 1
-        self.reading, self.before = -1, 0
-        if not steps:
-            return [number]
-        self.due.setdefault(self.step + steps, []).append(number)
-        return []
-
-    def _leave(self, leaving: list[int]) -> None:
-        """Remove the requests that have all of their tokens: the last sequence moves to the place of each, and the
-        prompt being read moves up."""
-        for number in leaving:
-            self.finish[number] = self.now
-            self.fresh.pop(number, None)
-            self.keys -= self.load.prompt[number] + self.load.output[number] - 1
-        for slot in sorted(map(self.decoding.index, leaving), reverse=True):
-            self.now = self.machine.leave(self.decoding, slot, self.reading if self.before else -1)
-            self.decoding[slot] = self.decoding[-1]
-            self.decoding.pop()
-
-    def _gap(self, seconds: float, waited: int) -> None:
-        """Record that so many requests waited so long for a token."""
-        self.gaps.append(seconds)
-        self.weights.append(waited)
+    def leave(self, decoding: list[int], slot: int, reading: bool) -> float:
+        """The time after a sequence left and others moved up: the last one, and the one being read."""
+        self.now += self.model.moving * ((slot < len(decoding) - 1) + reading)
+        return self.now

@@ -2,13 +2,14 @@
 pandas."""
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 from llama_meter import stats
 from llama_meter.cells import PARTS, PHASES, Arrival, Calls
-from plamo_study.read.metrics import NS, Measured, first_tokens, gaps, stamps, throughput
+from plamo_study.read.metrics import NS, Measured, Stamps, first_tokens, gaps, stamps, throughput
 
 QUANTILES = {"p90": 0.9, "p95": 0.95, "p99": 0.99}
 WAITS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES]
@@ -71,25 +72,22 @@ def traffic(row: Mapping[str, Any]) -> Iterator[Measured]:
         yield "call", "s", float(np.median(times)), times
     elif all(request.token_ns for request in row["requests"]):
         arrived, tokens = stamps(row["requests"])
-        between = gaps(tokens)
-        for metric, value in percentiles(first_tokens(arrived, tokens), between, np.ones(len(between))).items():
+        for metric, value in waits(arrived, tokens).items():
             if not np.isnan(value):
                 yield metric, "s", value, np.array([value])
         rate = throughput(arrived, tokens)
         yield "throughput", "tokens/s", rate, np.array([rate])
 
 
-def percentiles(ttft: np.ndarray, between: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-    """WAITS (s): QUANTILES of ttft, by request, and of gaps, each counted for those who waited; NaN of too few."""
-    found: dict[str, float] = {}
-    for what, values, counts in (("ttft", ttft, np.ones(len(ttft))), ("itl", between, weights)):
-        order = np.argsort(values, kind="stable")
-        heavy = np.cumsum(counts[order])
+def waits(arrived: np.ndarray, tokens: Stamps) -> dict[str, float]:
+    """WAITS (s): QUANTILES of ttft, by request, and of the gaps of all answers; NaN of too few."""
+    percentiles: dict[str, float] = {}
+    for what, values in (("ttft", first_tokens(arrived, tokens)), ("itl", gaps(tokens))):
+        ordered = np.sort(values)
         for name, q in QUANTILES.items():
-            enough = len(values) and heavy[-1] >= stats.NEEDED[q]
-            at = np.searchsorted(heavy, q * heavy[-1]) if enough else 0
-            found[f"{what}_{name}"] = float(values[order][min(at, len(values) - 1)]) if enough else stats.NAN
-    return found
+            enough = len(ordered) >= stats.NEEDED[q]
+            percentiles[f"{what}_{name}"] = float(ordered[ceil(q * len(ordered)) - 1]) if enough else stats.NAN
+    return percentiles
 
 
 def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 
 from llama_meter.cells import PARTS, SPLIT, Arrival, Cell, File, Fleet, Service, Shipment, Traffic
@@ -38,11 +38,10 @@ STEPS = 8  # before the prompt arrives, and after it is evaluated
 
 
 def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
-    """A prompt arrives while sequences decode: whole, and in chunks between and in their steps.
+    """A prompt arrives while sequences decode: whole, and in chunks between and in their steps; every chunk also alone.
 
-    One size of chunk runs in steps with one buffer for all sequences too, which is cut into other micro-batches; and
-    every chunk runs alone. `sweep`: other files, prompts, chunks, numbers of sequences decoding, or settings.
-    Required are the first prompt, whole and in chunks of the first size between steps.
+    `sweep`: other files, prompts, chunks, numbers of sequences decoding, or settings. Required are the first prompt,
+    whole and in chunks of the first size between steps.
     """
     check_scale(scale)
     base = Arrival(depth=STARTED[scale], n_gen=STEPS, n_threads=threads_of(sweep), n_gpu_layers=-1 if gpu else 0)
@@ -51,26 +50,22 @@ def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     if min(chunks) > max(prompts):
         why = f"is longer than the prompt of {max(prompts)} tokens"
         raise StudyError(f"n_chunk {min(chunks)}", why, "give shorter chunks or a longer n_prompt")
-    files, cells, needed = files_of(scale, sweep), dict[Cell, None](), 0
+    files, cells = files_of(scale, sweep), list[Cell]()
     for n_arriving, n_seq in product(prompts, sweep.n_seq or (DECODING,)):
         whole = change(base, n_arriving=n_arriving, n_seq=n_seq)
-        apart = [change(whole, way="apart", n_chunk=n) for n in chunks if n < n_arriving]
-        together = [change(whole, way="together", n_chunk=n) for n in chunks if n <= n_arriving]
-        joined = [change(arrival, kv_unified=True) for arrival in together[:1]]
-        for group in ([whole, *apart[:1]], together[:1], joined, apart[1:], together[1:]):
-            each = (part for cell in group for file in files for part in _with_chunk(on_file(cell, file)))
-            cells |= dict.fromkeys(each)
-            needed = needed or len(cells)
-    planned = with_gates("07-chunked", scale_of(scale, sweep), tuple(cells), exact_cache=False)
-    blocks = 2 if scale == "mini" else 5
-    return replace(planned, needed=needed, blocks=blocks, workload=WORKLOAD)
+        sizes = [n for n in chunks if n < n_arriving]
+        apart, together = ([change(whole, way=way, n_chunk=n) for n in sizes] for way in ("apart", "together"))
+        in_order = [whole, *(cell for pair in zip(apart, together, strict=True) for cell in pair)]
+        cells += [part for cell in in_order for file in files for part in _with_chunk(on_file(cell, file))]
+    planned = with_gates("07-chunked", scale_of(scale, sweep), tuple(dict.fromkeys(cells)), exact_cache=False)
+    return replace(planned, needed=3 * len(files), blocks=2 if scale == "mini" else 5, workload=WORKLOAD)
 
 
 def _with_chunk(cell: Arrival) -> Iterator[Arrival]:
     """A cell, and its chunk with nobody decoding: in a step's call it is computed without its first token."""
     yield cell
     if n_chunk := cell.n_chunk - (cell.way == "together"):
-        yield change(cell, n_seq=0, depth=0, kv_unified=False, way="apart", n_chunk=n_chunk)
+        yield change(cell, n_seq=0, depth=0, way="apart", n_chunk=n_chunk)
 
 
 # ------------------------------------------------------------------ policies under load
@@ -144,7 +139,7 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
     base = change(base, n_requests=DAY, repetitions=DAYS, balance="least work")
     patterns = ("steady", "diurnal", "bursty")
     cells = tuple(change(base, n_machines=n, pattern=pattern) for n, pattern in product(MACHINES, patterns))
-    return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload="plamo_study.studies.latency.fleets")
+    return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload="plamo_study.studies.latency.law")
 
 
 def digest(journal: Path) -> str:
@@ -156,9 +151,7 @@ def digest(journal: Path) -> str:
 
 # Tokens shipped, in order of need; beyond the training length too, on which the size of a state does not depend
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192)}
-SOON = 3  # of them come before all else
-TWICE = 2  # of them are also shipped with another cache, without flash attention, and by one thread
-BLOCK = 32  # values that share a scale in a cache of 8 bits
+SOON = 2  # of them come before all else
 REPETITIONS, REPEATED = {"mini": 3, "shape": 1}, 2048  # in a process; at most so many tokens
 REQUESTED = {"mini": (512, 32, 16.0), "shape": (128, 16, 0.4)}  # tokens of a request and its answer, requests a second
 
@@ -169,33 +162,22 @@ def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pla
     `sweep`: other files, lengths of shipped prompts, or threads. Required are the first two lengths.
     """
     check_scale(scale)
-    lengths = sweep.n_prompt or LENGTHS[scale]
+    files, lengths = files_of(scale, sweep), sweep.n_prompt or LENGTHS[scale]
     base = Shipment(n_gen=4, flash_attn="on", n_gpu_layers=-1 if gpu else 0, n_threads=threads_of(sweep))
-    of_files = zip_longest(*(_of_file(on_file(base, file), scale, lengths) for file in files_of(scale, sweep)))
-    cells = tuple(dict.fromkeys(cell for each in of_files for cell in each if cell))
+    shipments = [change(base, n_prompt=n, repetitions=REPETITIONS[scale] if n <= REPEATED else 1) for n in lengths]
+    n_prompt, n_gen, per_second = REQUESTED[scale]
+    service = of_kind(Service, base, n_prompt=n_prompt, n_gen=n_gen, n_seq=4, n_requests=8)
+    services = [change(service, per_second=per_second, mode=mode) for mode in ("shared", "split")]
+    in_order = (*shipments[:SOON], *services, *shipments[SOON:])
+    cells = tuple(on_file(cell, file) for cell in in_order for file in files)
     fitting = tuple(filter(fits, cells)) or cells
     planned = with_gates("07-disaggregation", scale_of(scale, sweep), fitting, exact_cache=False)
     return replace(
         planned,
         cells=fitting if sweep.files and not sweep.n_prompt else cells,  # our own choice gives way to a short context
-        needed=len(files_of(scale, sweep)) * len(lengths[:2]),
+        needed=len(files) * len(lengths[:SOON]),
         blocks=5 if scale == "mini" else 3,
         extra_blocks=1,
         time_limit_s=PATIENCE * planned.time_limit_s,
         workload=WORKLOAD,
     )
-
-
-def _of_file(base: Shipment, scale: str, lengths: tuple[int, ...]) -> Iterator[Cell]:
-    """The cells of one file, in order of need."""
-    shipments = [change(base, n_prompt=n, repetitions=REPETITIONS[scale] if n <= REPEATED else 1) for n in lengths]
-    yield from shipments[:SOON]
-    n_prompt, n_gen, per_second = REQUESTED[scale]
-    service = of_kind(Service, base, n_prompt=n_prompt, n_gen=n_gen, n_seq=4, n_requests=8)
-    yield from (change(service, per_second=per_second, mode=mode) for mode in ("shared", "split"))
-    in_8_bits = registry.spec(base.model, base.scale).head_dim % BLOCK == 0  # else the engine has no such cache
-    for shipment in shipments[:TWICE]:
-        yield change(shipment, flash_attn="off")
-        yield from [change(shipment, type_k="q8_0", type_v="q8_0")] if in_8_bits else []
-        yield change(shipment, n_threads=1)
-    yield from shipments[SOON:]

@@ -1,4 +1,5 @@
 """Cells of kinds "traffic" and "service": requests arrive, and the simulator's loop drives the real engine by a policy.
+Of kind "arrival": sequences decode, and a prompt arrives and is evaluated in pieces between or in their steps.
 
 Tokens are drawn beforehand, so every answer can be checked: its last logits must match those of one prefill of all its
 tokens. Sequences in use are always the first ones, followed by the prompt being read. The last sequence moves to the
@@ -8,47 +9,66 @@ With the policy "parts" no request arrives: the calls that make up traffic are m
 """
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
-from llama_meter.cells import PARTS, SPLIT, Arrival, Service, Shipment, Traffic
+from llama_meter.cells import PARTS, SPLIT, Arrival, Calls, Service, Shipment, Traffic
+from llama_meter.engine import library
 from llama_meter.engine.session import Session, SessionConfig
 from llama_meter.limits import FIRST_TOKEN
 from llama_meter.measure import proof, watch
-from llama_meter.measure.tolerance import tolerance
-from llama_meter.oracle.compare import relative_error
+from llama_meter.measure.peers import Go, clock
+from llama_meter.measure.proof import Prompts
 from llama_meter.rows import Measured, Request, passed
-from plamo_study.studies.latency import chunks, service
-from plamo_study.studies.latency.loop import GRAIN, Served, drawn, serve
+from plamo_study.studies.latency import loop, service
+from plamo_study.studies.latency.loop import GRAIN, Policy, drawn, serve
+from plamo_study.studies.latency.metrics import before, calls
 
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
 SIZES = (1, 8, 15, 16, 31, 32, 48, 63, 64, 127, 128, 256)
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
-CHUNKS = {"mini": 3, "shape": 1, "file": 1}  # of each size in a row, at each place
-MOVES, WARM_STEPS = 4, 2
+CALLS = 3  # at least, of every size alone; at most so many beside others
+WARM_STEPS = 2
 NS = 1e9
-clock = time.perf_counter_ns
+
+# ------------------------------------------------------------------ the engine as the loop's machine
 
 
 class Live:
     """The engine as the loop's machine. Times are seconds since `began`."""
 
-    def __init__(self, session: Session, tokens: list[np.ndarray]):
+    helpers: tuple[int, ...] = ()  # processes that compute for it, by pid
+
+    def __init__(self, session: Session, tokens: np.ndarray):
         self.session, self.tokens, self.began = session, tokens, clock()
         self.calls: list[tuple[int, int, int, int, int]] = []  # decoding, keys, chunk, before, nanoseconds
         self.moves: list[int] = []  # nanoseconds
-        self.token_ns: dict[int, list[int]] = {}
         self.logits: dict[int, np.ndarray] = {}  # of every finished request, after its last token
-        self.came: dict[int, np.ndarray] = {}  # logits of the last call, by sequence, where they were copied
+        self.held: dict[int, int] = {}  # tokens that these come after
         self._ended = self.began
+
+    def start(self) -> None:
+        """Start the time at 0."""
+        self.began = self._ended = clock()
+
+    def policy(self, rule: str) -> Policy:
+        """The policy of a name."""
+        return loop.policy(rule)
+
+    def rest(self) -> float:
+        """Exclude the time since the last call from the next one; the time (s)."""
+        self._ended = clock()
+        return (self._ended - self.began) / NS
 
     def wait(self, until: float) -> float:
         """Sleep until the time `until` (s); the time then."""
-        left = self.began + int(until * NS) - clock()
-        if left > 0:
-            time.sleep(left / NS)
+        time.sleep(max(self.began + int(until * NS) - clock(), 0) / NS)
         return self.rest()
 
     def call(self, decoding: list[int], keys: int, reading: int, chunk: int, before: int, slot: int = -1) -> float:
@@ -56,49 +76,76 @@ class Live:
 
         `slot`: the sequence that the prompt is read into, where it is not the one after `decoding`.
         """
-        session, began = self.session, self._ended
-        due = [(seq, self.tokens[number]) for seq, number in enumerate(decoding)]
+        began = self._ended
         if chunk:
-            parts = [(seq, stream[session.n_past[seq] : session.n_past[seq] + 1]) for seq, stream in due]
-            parts.append((max(slot, len(decoding)), self.tokens[reading][before : before + chunk]))
-            self.came = {seq: rows[-1].copy() for seq, rows in session.evaluate(parts).items()}
+            self._read(decoding, self.tokens[reading][before : before + chunk], max(slot, len(decoding)))
         else:
-            session.decode({seq: int(stream[session.n_past[seq]]) for seq, stream in due})
-            self.came = {}
+            self._step(decoding)
         now = self.rest()
-        for number in decoding:
-            self.token_ns.setdefault(number, []).append(self._ended - self.began)
         self.calls.append((len(decoding), keys, chunk, before, self._ended - began))
         return now
 
-    def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:
-        """One step; the time after it."""
-        return [self.call(decoding, keys, -1, 0, 0)]
+    def _step(self, decoding: list[int]) -> None:
+        n_past = self.session.n_past
+        self.session.decode({seq: int(self.tokens[number][n_past[seq]]) for seq, number in enumerate(decoding)})
 
-    def leave(self, decoding: list[int], slot: int, reading: int) -> float:
+    def _read(self, decoding: list[int], piece: np.ndarray, slot: int) -> None:
+        n_past = self.session.n_past
+        parts = [(seq, self.tokens[number][n_past[seq] :][:1]) for seq, number in enumerate(decoding)]
+        self.session.evaluate([*parts, (slot, piece)])
+
+    def leave(self, decoding: list[int], slot: int, reading: bool) -> float:
         """Keep a sequence's last logits, remove it, and move the last one to its place."""
         session, last, began = self.session, len(decoding) - 1, clock()
-        self.logits[decoding[slot]] = self.came[slot] if self.came else session.logits(slot)
+        self.keep(decoding[slot], slot)
         session.remove_tail(slot, 0)
         if slot != last:
             session.move(last, slot)
-        if reading >= 0:
+        if reading:
             session.move(last + 1, last)
         now = self.rest()
-        if slot != last or reading >= 0:
-            self.moves.append((self._ended - began) // ((slot != last) + (reading >= 0)))
+        if moved := (slot != last) + reading:
+            self.moves.append((self._ended - began) // moved)
         return now
 
-    def rest(self) -> float:
-        """Exclude the time since the last call from the next one; the time (s)."""
-        self._ended = clock()
-        return (self._ended - self.began) / NS
+    def keep(self, number: int, slot: int) -> None:
+        """Keep a sequence's logits of the last call for the proof."""
+        self.logits[number], self.held[number] = self.session.logits(slot), self.session.n_past[slot]
+
+
+class Split(Live):
+    """The engine as `Live`, but another process reads prompts, whose states a thread receives during decoding."""
+
+    def __init__(self, session: Session, tokens: np.ndarray, line: Connection):
+        super().__init__(session, tokens)
+        self.line, self.helpers = line, (line.recv(),)
+        self.states: deque[Future[service.Arrived]] = deque()
 
     def start(self) -> None:
-        """Start the time at 0, without earlier calls and moves."""
-        self.began = self._ended = clock()
-        for noted in (self.calls, self.moves, self.token_ns):
-            noted.clear()
+        """Start the time at 0 on both sides."""
+        super().start()
+        self.line.send(Go(at_ns=self.began))
+        thread = ThreadPoolExecutor(1)
+        self.states.extend(thread.submit(self._receive) for _ in self.tokens)
+        thread.shutdown(wait=False)
+
+    def policy(self, rule: str) -> Policy:
+        """A prompt is read at once where its state has come, or nobody else is answered."""
+        return lambda left, decoding, slots: left if not decoding or self.states[0].done() else 0
+
+    def _receive(self) -> service.Arrived:
+        state = service.arrived(self.line)
+        self.line.send(Go())
+        return state
+
+    def _read(self, decoding: list[int], piece: np.ndarray, slot: int) -> None:
+        header, data, _ = self.states.popleft().result()
+        self.session.set_state(slot, data, header.n_tokens)
+        if decoding:
+            self._step(decoding)
+
+
+# ------------------------------------------------------------------ policies under load
 
 
 def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -106,52 +153,49 @@ def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Me
 
     `samples_ns`: one number per call; `series`, by call: "decoding" (sequences), "keys" (tokens these held), "chunk"
     and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a sequence to another place).
-    `requests`: arrivals and tokens.
+    `requests`: arrivals and tokens; the first token comes when the prompt is read.
     """
+    library.capture_log([])
     load, rule = drawn(cell), cell.rule if isinstance(cell, Traffic) else cell.mode
-    if rule == SPLIT:
-        return service.answered(cell, path, stage)
+    n_threads = max(cell.n_threads - service.reading_threads(cell), 1) if rule == SPLIT else cell.n_threads
+    times: list[np.ndarray] = []
     start = clock()
-    config = SessionConfig.of(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
-    with Session(path, config) as session:
-        load_ns = clock() - start
-        lengths = [n_prompt + n_gen - 1 for n_prompt, n_gen in zip(load.prompt, load.output, strict=True)]
-        if rule == PARTS:
-            lengths = [cell.n_prompt + cell.n_gen] * cell.n_seq
-        rng = np.random.default_rng([cell.seed, 2])
-        live = Live(session, [rng.integers(FIRST_TOKEN, session.n_vocab, n, dtype=np.int32) for n in lengths])
+    with Session(path, service.config(cell, n_threads)) as session:
+        load_ns, start = clock() - start, clock()
+        tokens = service.tokens(cell, session.n_vocab)
         stage("warm-up")
-        start = clock()
-        _warm(cell, session, live)
-        warmup = clock() - start
+        _warm(cell, session, Live(session, tokens))
         session.clear()
-        stage("serve")
-        live.start()
-        requests: list[Request] = []
-        past = lengths
-        with watch.timed():
-            if rule == PARTS:
-                _parts(cell, session, live)
-                past = list(session.n_past)
-            else:
-                requests = _requests(serve(load, rule, live, cell.n_seq), live)
+        warmup = clock() - start
+        with service.started(cell, path) if rule == SPLIT else nullcontext() as line:
+            live = Split(session, tokens[: cell.n_requests], line) if line else Live(session, tokens)
+            stage("serve")
+            live.start()
+            with watch.timed(*live.helpers):
+                if rule == PARTS:
+                    _parts(cell, session, live)
+                else:
+                    times = serve(load, live.policy(rule), live, cell.n_seq)
+            if line:
+                line.send(Go())
         stage("alone")
-        errors = [
-            relative_error(logits, proof.alone(session, 0, live.tokens[n][: past[n]]))
-            for n, logits in live.logits.items()
-        ]
-    checks: dict[str, float | bool] = {"second_path_error": max(errors), "second_path": max(errors) <= tolerance(cell)}
-    checks["finite"] = all(bool(np.isfinite(logits).all()) for logits in live.logits.values())
-    checks["answered"] = [len(request.token_ns) for request in requests] == (load.output if requests else [])
-    named = dict(zip(("decoding", "keys", "chunk", "before"), zip(*live.calls, strict=True), strict=False))
-    series = {name: list(map(float, values)) for name, values in named.items()}
+        alone = {n: proof.alone(session, 0, tokens[n, :held]) for n, held in live.held.items()}
+    evaluated = sum(decoding + chunk for decoding, _, chunk, _, _ in live.calls)
+    due = sum(load.prompt) + sum(load.output) - cell.n_requests if times else evaluated
+    checks = proof.checks(cell, live.logits, alone, evaluated, due)
+    checks["answered"] = [*map(len, times)] == (load.output if times else [])
+    named = zip(("decoding", "keys", "chunk", "before"), zip(*live.calls, strict=True), strict=False)
+    requests = [
+        Request(id=str(n), n_prompt=n_prompt, arrived_ns=int(arrives * NS), token_ns=(of * NS).astype(int).tolist())
+        for n, (arrives, n_prompt, of) in enumerate(zip(load.arrives, load.prompt, times, strict=False))
+    ]
     return Measured(
         samples_ns=[[call[-1] for call in live.calls]],
         warmup_ns=[warmup],
         load_ns=load_ns,
-        n_evaluated=sum(call[0] + call[2] for call in live.calls),
+        n_evaluated=evaluated,
         checks=checks,
-        series=series | {"moves": [ns / NS for ns in live.moves]},
+        series={name: list(map(float, values)) for name, values in named} | {"moves": [ns / NS for ns in live.moves]},
         requests=requests,
         valid=passed(checks),
     )
@@ -159,94 +203,116 @@ def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Me
 
 def _warm(cell: Traffic | Service, session: Session, live: Live) -> None:
     """Warm up with prompts, steps of all sequences but one, and a chunk of a prompt beside them."""
-    session.clear()
-    others = list(range(min(cell.n_seq, len(live.tokens)) - 1))
+    others = list(range(cell.n_seq - 1))
     for slot in others:
         live.call([], 0, slot, GRAIN // 2, 0, slot)
     for _ in range(WARM_STEPS if others else 0):
         live.call(others, 0, -1, 0, 0)
-    live.call(others, 0, len(others), min(64, len(live.tokens[len(others)])), 0)
+    live.call(others, 0, len(others), min(NEIGHBOUR, cell.n_prompt), 0)
 
 
 def _parts(cell: Traffic | Service, session: Session, live: Live) -> None:
-    """Chunks of every size at the beginning, in the middle and at the end of a sequence; steps of every number of
-    sequences at two depths, and of one to its end; chunks of every size beside half of the sequences or all but one;
-    and moves.
-
-    The last sequences' logits are kept for the proof.
-    """
+    """Sequences read in chunks of every size; steps of every number of sequences, from a short and from the longest
+    prompt on; chunks of every size beside all sequences but one, whose last logits are kept for the proof."""
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
-    longest, chunks = cell.n_prompt + cell.n_gen, CHUNKS[cell.scale]
-    held = _states(session, live, sorted({longest // 2, *(longest - size for size in sizes)}))
     for size in sizes:
-        for begin in sorted({0, longest // 2, longest - size}):
+        n_calls = (cell.n_prompt + cell.n_gen) // size
+        for _ in range(-(-CALLS // n_calls)):
             session.clear()
-            if begin:
-                session.set_state(0, held[begin], begin)
             live.rest()
-            for _ in range(chunks):
-                if session.n_past[0] + size <= longest:
-                    live.call([], 0, 0, size, session.n_past[0])
+            for number in range(n_calls):
+                live.call([], 0, 0, size, number * size)
     for depth in (GRAIN, cell.n_prompt):
-        state = _states(session, live, [depth])[depth]
+        session.clear()
+        live.rest()
+        live.call([], 0, 0, depth, 0)
         for slot in range(cell.n_seq):
             if slot:
-                session.set_state(slot, state, depth)
+                session.set_state(slot, session.read_state(0), session.n_past[0])
             live.rest()
             for _ in range(cell.n_gen // cell.n_seq):
                 live.call(list(range(slot + 1)), sum(session.n_past[: slot + 1]), -1, 0, 0)
-    _states(session, live, [cell.n_prompt])
-    live.rest()
-    for _ in range(cell.n_gen):
-        live.call([0], session.n_past[0], -1, 0, 0)
-    for number, others in enumerate((max(cell.n_seq // 2, 1), cell.n_seq - 1)):
-        _beside(session, live, list(range(others)), sizes[number::2], chunks, cell.n_prompt)
-    live.logits = dict(live.came)
-    for _ in range(MOVES):
-        began = clock()
-        session.set_state(0, session.read_state(0), session.n_past[0])
-        live.moves.append(clock() - began)
-
-
-def _states(session: Session, live: Live, places: list[int]) -> dict[int, np.ndarray]:
-    """States of a sequence by number of tokens, for each of `places`: read once instead of once per chunk size.
-
-    The tokens between two places are read as one chunk, too.
-    """
     session.clear()
-    states = {}
-    for place in places:
-        live.rest()
-        live.call([], 0, 0, place - session.n_past[0], session.n_past[0])
-        states[place] = session.read_state(0)
-    return states
-
-
-def _beside(session: Session, live: Live, others: list[int], sizes: list[int], chunks: int, n_prompt: int) -> None:
-    """Measure a prompt's first chunks of each size beside some sequences, which continue from size to size."""
-    session.clear()
-    live.rest()
+    others = list(range(cell.n_seq - 1))
     for slot in others:
+        live.rest()
         live.call([], 0, slot, NEIGHBOUR, 0, slot)
     for size in sizes:
         session.remove_tail(len(others), 0)
         live.rest()
-        for before in range(0, min(chunks * size, n_prompt) - size + 1, size):
-            live.call(others, sum(session.n_past[: len(others)]), len(others), size, before)
+        for done in range(0, cell.n_prompt - size + 1, size)[:CALLS]:
+            live.call(others, sum(session.n_past[: len(others)]), len(others), size, done)
+    for slot in others:
+        live.keep(slot, slot)
 
 
-def _requests(served: Served, live: Live) -> list[Request]:
-    """Every request with the times of its tokens; the first token comes when the prompt is read."""
-    columns = zip(served.load.arrives, served.load.prompt, served.first, strict=True)
-    return [
-        Request(
-            id=str(n),
-            n_prompt=n_prompt,
-            arrived_ns=int(arrived * NS),
-            token_ns=[int(first * NS), *live.token_ns.get(n, [])],
-        )
-        for n, (arrived, n_prompt, first) in enumerate(columns)
+# ------------------------------------------------------------------ a prompt that arrives
+
+
+def arrival(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Measure a prompt that arrives. `samples_ns`: one number per call, in the order of `calls`.
+
+    `requests`: the decoding sequences and the prompt, times since the first timed call.
+    """
+    library.capture_log([])
+    made, first = calls(cell), before(cell)
+    totals = Counter({seq: cell.depth for seq in range(cell.n_seq)})
+    for call in made:
+        totals.update(dict(call))
+    n_batch = max(cell.n_batch, *(sum(n for _, n in call) for call in made))
+    changes = {"n_seq_max": cell.n_seq + 1, "n_batch": n_batch, "kv_unified": cell.kv_unified, "swa_full": False}
+    start = clock()
+    with Session(path, SessionConfig.of(cell, max(totals.values()), **changes)) as session:
+        load_ns, start = clock() - start, clock()
+        rng = np.random.default_rng(cell.seed)
+        tokens = {seq: rng.integers(FIRST_TOKEN, session.n_vocab, n, dtype=np.int32) for seq, n in totals.items()}
+        stage("warm-up")
+        _fill(cell, session, tokens)
+        _evaluate(session, tokens, (*made[: min(first, WARM_STEPS)], *made[first : first + 2]))  # the shapes timed
+        _fill(cell, session, tokens)
+        warmup, started = clock() - start, session.n_evaluated
+        stage("arrival")
+        with watch.timed():
+            stamps, logits = _evaluate(session, tokens, made)
+        evaluated = session.n_evaluated - started
+        stage("alone")
+        alone = {seq: proof.alone(session, seq, stream) for seq, stream in tokens.items()}
+    checks = proof.checks(cell, logits, alone, evaluated, sum(n for call in made for _, n in call))
+    ends = [stamp - stamps[0] for stamp in stamps]
+    token_ns = [[end for call, end in zip(made, ends[1:], strict=True) if seq in dict(call)] for seq in sorted(totals)]
+    token_ns[-1] = token_ns[-1][-1 - cell.n_gen :]  # with the last piece of the prompt its first token comes
+    requests = [
+        Request(id=f"decoding {seq}", n_prompt=cell.depth, arrived_ns=0, token_ns=of)
+        for seq, of in enumerate(token_ns[:-1])
     ]
+    prompt = Request(id="prompt", n_prompt=cell.n_arriving, arrived_ns=ends[first], token_ns=token_ns[-1])
+    return Measured(
+        samples_ns=[np.diff(stamps).tolist()],
+        warmup_ns=[warmup],
+        load_ns=load_ns,
+        n_evaluated=evaluated,
+        checks=checks,
+        requests=[*requests, prompt],
+        valid=passed(checks),
+    )
 
 
-RUNS = {Arrival: chunks.run, Shipment: service.shipped, Service: run, Traffic: run}
+def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
+    """Clear the memory and prefill every decoding sequence's first tokens, each in its own calls."""
+    session.clear()
+    if cell.depth:
+        session.prefill({seq: tokens[seq][: cell.depth] for seq in range(cell.n_seq)})
+
+
+def _evaluate(session: Session, tokens: Prompts, made: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
+    """Run the calls; the times (ns) before the first and after each, and every sequence's last logits."""
+    logits: dict[int, np.ndarray] = {}
+    stamps = [clock()]
+    for call in made:
+        parts = [(seq, tokens[seq][session.n_past[seq] :][:n]) for seq, n in call]
+        logits |= {seq: rows[-1].copy() for seq, rows in session.evaluate(parts).items()}
+        stamps.append(clock())
+    return stamps, logits
+
+
+RUNS = {Arrival: arrival, Shipment: service.shipped, Service: run, Traffic: run}
