@@ -168,7 +168,7 @@ def disaggregation(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pla
     n_prompt, n_gen, per_second = REQUESTED[scale]
     service = of_kind(Service, base, n_prompt=n_prompt, n_gen=n_gen, n_seq=4, n_requests=8)
     services = [change(service, per_second=per_second, mode=mode) for mode in ("shared", "split")]
-    in_order = (*shipments[:SOON], *services, *shipments[SOON:])
+    in_order: tuple[Cell, ...] = (*shipments[:SOON], *services, *shipments[SOON:])
     cells = tuple(on_file(cell, file) for cell in in_order for file in files)
     fitting = tuple(filter(fits, cells)) or cells
     planned = with_gates("07-disaggregation", scale_of(scale, sweep), fitting, exact_cache=False)
