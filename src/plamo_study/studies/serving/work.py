@@ -29,15 +29,15 @@ ROOM = 64  # tokens of a slot beside prompt and answer
 TOP = 2  # likeliest tokens whose log probabilities are asked for alone
 
 
-@dataclass
+@dataclass(frozen=True)
 class Done:
     """Outcome of a cell: every prompt alone, the load, and how the server ended."""
 
     alone: list[Answer]
     loaded: Loaded
-    ended: str = ""
-    steps: Sequence[tuple[float, float]] = ()  # of the search for the knee: rate, and share that met
-    seed: int = 0  # of arrivals at random times
+    ended: str
+    steps: Sequence[tuple[float, float]]  # of the search for the knee: rate, and share that met
+    seed: int  # of arrivals at random times; 0: none
 
 
 def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -79,27 +79,21 @@ async def _done(
     await client.ask(web, target, prompts[0])
     stage("alone")
     alone = [await client.ask(web, target, prompt, top=TOP) for prompt in prompts]
+    alone_s = median((answer.ended_ns - answer.sent_ns) / 1e9 for answer in alone)
+    requests = [Prompt(f"{i}", prompts[i % len(prompts)].text, cell.n_gen) for i in range(cell.n_requests)]
+    seed = 0 if cell.n_clients else secrets.randbits(32)
+    steps: Sequence[tuple[float, float]] = ()
     stage("serve")
     with watch.timed(running.process.pid):
-        done = await _loaded(web, target, prompts, cell, Done(alone, Loaded([], clock())))
-    done.ended = running.ended(1.0 if any(answer.failure for answer in done.loaded.answers) else 0.0)
-    return done
-
-
-async def _loaded(web: Client, target: Target, prompts: list[Prompt], cell: Serving, done: Done) -> Done:
-    """Put a cell's load into the outcome."""
-    requests = [Prompt(f"{i}", prompts[i % len(prompts)].text, cell.n_gen) for i in range(cell.n_requests)]
-    if cell.n_clients:
-        done.loaded = await load.closed(web, target, requests, cell.n_clients)
-        return done
-    done.seed = secrets.randbits(32)
-    if cell.pattern == "knee":
-        alone_s = median((answer.ended_ns - answer.sent_ns) / 1e9 for answer in done.alone)
-        done.loaded, done.steps = await load.sought(web, target, requests, cell, alone_s, done.seed)
-    else:
-        due = load.arrivals(cell.n_requests, cell.per_second, done.seed)
-        done.loaded = await load.opened(web, target, requests, due)
-    return done
+        if cell.n_clients:
+            loaded = await load.closed(web, target, requests, cell.n_clients)
+        elif cell.pattern == "knee":
+            loaded, steps = await load.sought(web, target, requests, cell, alone_s, seed)
+        else:
+            due = load.arrivals(cell.n_requests, cell.per_second, seed)
+            loaded = await load.opened(web, target, requests, due)
+    ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
+    return Done(alone, loaded, ended, steps, seed)
 
 
 def measured(done: Done, load_ns: int, rss: int) -> Measured:
