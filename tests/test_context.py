@@ -31,12 +31,13 @@ CELL = {"n_ctx": 4 * PART, "n_ubatch": PART, "n_gen": 2, "flash_attn": "on"}
 def test_a_filled_memory_goes_on_by_steps_as_in_one_call_and_is_as_large_as_arithmetic_says(model, whole, type_kv):
     log, kind = [], f"on/{type_kv}/{type_kv}"
     library.capture_log(log)
+    library._buffers.clear()
     config = SessionConfig(n_ctx_seq=16 * PART, n_ubatch=PART, n_gpu_layers=0, swa_full=whole, flash_attn="on")
     with Session(mini_file(model), replace(config, type_k=type_kv, type_v=type_kv)) as session:
         session.prefill({0: TOKENS[:PART]})
-        state, taken = session.get_state(0), states.memory(log)
-        assert states.filled(session, state, PART, taken.cells) == state
-        deep = states.filled(session, state, 10 * PART, taken.cells)
+        state, cells = session.get_state(0), states.cells(log)
+        assert states.filled(session, state, PART, cells) == state
+        deep = states.filled(session, state, 10 * PART, cells)
         session.clear()
         session.set_state(0, deep, 10 * PART)
         for token in TOKENS[:4]:
@@ -46,7 +47,8 @@ def test_a_filled_memory_goes_on_by_steps_as_in_one_call_and_is_as_large_as_arit
         session.set_state(0, deep, 10 * PART)
         assert relative_error(stepped, session.prefill({0: TOKENS[:4]})[0][-1]) < 0.02
     expected = law.reserved(model_fact(model, "mini", "F16"), kind, 16 * PART, PART, whole)
-    assert (taken.kv, taken.state) == pytest.approx((expected["kv"], expected["state"]), rel=0.05)
+    taken = [sum(library.buffers(kind).values()) for kind in ("KV", "RS")]
+    assert taken == pytest.approx([expected["kv"], expected["state"]], rel=0.05)
 
 
 def test_depths_types_and_settings_reach_every_cell_and_what_no_file_holds_is_refused(monkeypatch):

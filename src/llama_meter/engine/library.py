@@ -154,6 +154,11 @@ def buffer_bytes() -> int:
     return round(sum(_buffers.values()) * 2**20)
 
 
+def buffers(kind: str) -> dict[str, float]:
+    """Bytes of a kind by device, the most over this process's contexts; kinds: model, KV, RS, output, compute."""
+    return {device: mib * 2**20 for (device, of), mib in _buffers.items() if of == kind}
+
+
 def lacks_room(n_bytes: int = 0) -> str:
     """Why a model does not fit in the memory that its GPU offers, or "". `n_bytes`: of a file still to be loaded."""
     for gpu in gpus():

@@ -1,4 +1,4 @@
-"""A sequence's state as bytes: filled to any depth, taken apart and spliced; and the memory that a context reserves.
+"""A sequence's state as bytes: filled to any depth, taken apart and spliced.
 
 The layout is that of llama.cpp 0c1e57098 (`state_write` in llama-context.cpp, llama-kv-cache.cpp and
 llama-memory-recurrent.cpp). In its order: magic and number of the sequence; of each cache the number of its streams, of
@@ -10,7 +10,6 @@ recurrent state. A layer's bytes follow their type and the size of a row. A buil
 import re
 import struct
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,34 +20,15 @@ from llama_meter.engine.session import EngineError, Session
 MAGIC = 0xAF143CD8  # llama-context.cpp, io_magic; then the number of the sequence
 UNKNOWN = "this state is not laid out as that of one sequence is in llama.cpp 0c1e57098"
 OF_TOKEN, OF_CELL = 12, 8  # bytes
-MIB = 1 << 20
-KV_SIZE = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB \( *(\d+) cells")
-STATE_SIZE = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")
-COMPUTE_SIZE = re.compile(r"compute buffer size = +([\d.]+) MiB")
+CELLS = re.compile(r"llama_kv_cache: size = +[\d.]+ MiB \( *(\d+) cells")
 CACHE, CONVOLUTION, RECURRENT = "keys and values", "convolution", "recurrent state"
 PARTS = (CACHE, CONVOLUTION, RECURRENT)  # of a hybrid's state
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a context reserved, from the engine's log; `cells`: size of each key-value cache in tokens.
-
-    PLaMo 2 has one cache and a recurrent state; PLaMo 3 has a cache for its full layers and one for its sliding layers.
-    """
-
-    kv: float
-    state: float
-    compute: float
-    cells: tuple[int, ...]
-
-
-def memory(log: Sequence[str]) -> Memory:
-    """The memory that a context reserved, from its log."""
-    text = "".join(log)
-    caches = KV_SIZE.findall(text)
-    kv = sum(float(size) for size, _ in caches)
-    state, compute = (sum(map(float, pattern.findall(text))) for pattern in (STATE_SIZE, COMPUTE_SIZE))
-    return Memory(kv * MIB, state * MIB, compute * MIB, tuple(int(cells) for _, cells in caches))
+def cells(log: Sequence[str]) -> tuple[int, ...]:
+    """Size of each key-value cache of a context in tokens, from its log: of PLaMo 2 one, of PLaMo 3 one for its full
+    layers and one for its sliding layers."""
+    return tuple(map(int, CELLS.findall("".join(log))))
 
 
 class _Layer(NamedTuple):

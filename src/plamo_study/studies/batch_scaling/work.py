@@ -4,7 +4,6 @@ A replica loads, answers and proves, each on command, and reports. It reports it
 to no other process.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +22,6 @@ from llama_meter.measure.proof import Prompts
 from llama_meter.rows import Evidence, Measured, Request, passed
 
 WARM_STEPS = 2
-WEIGHTS = re.compile(r"(\S+) model buffer size = +([\d.]+) MiB")
 MAPPED = "_Mapped"  # ends llama.cpp's names for weights that stay in the file's pages: CPU_Mapped, MTL0_Mapped
 
 
@@ -64,12 +62,6 @@ def config(cell: Replicas) -> SessionConfig:
     return SessionConfig.of(cell, room, n_seq_max=cell.n_seq, n_threads=cell.threads_each)
 
 
-def weights(log: str) -> tuple[float, float]:
-    """Bytes of weights by the engine's log: (in the file's pages, in memory of its own)."""
-    sizes = [(name.endswith(MAPPED), float(size) * 2**20) for name, size in WEIGHTS.findall(log)]
-    return sum(size for mapped, size in sizes if mapped), sum(size for mapped, size in sizes if not mapped)
-
-
 def _prompts(session: Session, cell: Replicas, tokens: Prompts) -> list[int]:
     """Evaluate the prompts, one after the other or, packed, all at once. Returns when each ended."""
     prompts = {seq: stream[: cell.n_prompt] for seq, stream in tokens.items()}
@@ -85,8 +77,8 @@ def _prompts(session: Session, cell: Replicas, tokens: Prompts) -> list[int]:
 
 def serve(task: Task, line: Connection) -> None:
     """Be one replica: load, answer and prove, each on command."""
-    cell, log = task.cell, list[str]()
-    library.capture_log(log)
+    cell = task.cell
+    library.capture_log([])
     line.recv()
     start = clock()
     with Session(task.path, config(cell)) as session:
@@ -97,7 +89,9 @@ def serve(task: Task, line: Connection) -> None:
         _prompts(session, cell, tokens)
         phases.time_steps(session, steps[:WARM_STEPS])
         session.clear()
-        mapped, private = weights("".join(log))
+        weights = library.buffers("model")
+        mapped = sum(size for device, size in weights.items() if device.endswith(MAPPED))
+        private = sum(weights.values()) - mapped
         line.send(Loaded(load_ns=load_ns, mapped_bytes=mapped, private_bytes=private, splits=library.splits()))
         line.recv()
         with watch.timed():

@@ -26,6 +26,7 @@ from llama_meter.measure.tolerance import tolerance
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
 
+BUFFERS = {"kv_bytes": "KV", "state_bytes": "RS", "compute_bytes": "compute"}  # by check, the engine's word
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
 Stage = Callable[[str], None]
 clock = time.perf_counter_ns
@@ -57,7 +58,7 @@ def run(cell: Depth, path: Path, stage: Stage) -> Measured:
     room = cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS
     start = clock()
     with Session(path, SessionConfig.of(cell, room, swa_full=cell.ladder == WHOLE_WINDOW)) as session:
-        load_ns, taken = clock() - start, states.memory(log)
+        load_ns, cells = clock() - start, states.cells(log)
         tokens = random_tokens(cell.seed, session.n_vocab, room)
         stage("warm-up")
         start, timed = clock(), Timed()
@@ -69,14 +70,14 @@ def run(cell: Depth, path: Path, stage: Stage) -> Measured:
             _walk(cell, session, tokens, expected, timed)
         else:
             for _ in range(cell.repetitions):
-                _ladder(cell, session, tokens, expected, (seed, taken.cells), timed)
+                _ladder(cell, session, tokens, expected, (seed, cells), timed)
     checks = _second_path(cell, max(timed.errors)) | {"evaluated": timed.evaluated == timed.due}
     return Measured(
         samples_ns=[[ns for _, ns in timed.parts], [ns for _, ns in timed.steps]],
         warmup_ns=[warmup],
         load_ns=load_ns,
         n_evaluated=timed.evaluated,
-        checks=checks | {"kv_bytes": taken.kv, "state_bytes": taken.state, "compute_bytes": taken.compute},
+        checks=checks | {name: sum(library.buffers(kind).values()) for name, kind in BUFFERS.items()},
         series={"part_depth": _depths(timed.parts), "step_depth": _depths(timed.steps)},
         valid=passed(checks),
         peak_rss_bytes=resident,
