@@ -26,7 +26,7 @@ SPEED = ["build", "model", "file", "depth", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 NATIVE, PART = "tokens removed", "part put back"
 WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
-METRICS = ["rate", "plain", "accepted", "right", "drafting"]
+METRICS = ["rate", "plain", "accepted", "drafting"]
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -60,8 +60,8 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
     `value`.
 
     Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
-    "accepted", share of drafted tokens; "right", the same of drafted tokens after right ones only, the acceptance of
-    the curves; "drafting", share of time spent on drafting. Shares are missing where nothing was drafted.
+    "accepted", share of drafted tokens; "drafting", share of time spent on drafting. Shares are missing where nothing
+    was drafted.
     """
     runs = processes(rows)
     runs = runs[[*CELL, *PROCESS]].assign(
@@ -69,17 +69,9 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
         rate=runs["rate"],
         plain=runs["plain_rate"],
         accepted=runs["taken"],
-        right=runs["series"].map(_right),
         drafting=[sum(run.series["draft"]) / NS / run.seconds for run in runs.itertuples()],
     )
     return runs.melt([*CELL, *PROCESS, "usable"], METRICS, var_name="metric")
-
-
-def _right(series: dict[str, list[float]]) -> float:
-    """Share of right tokens among the drafted tokens that follow right ones only."""
-    accepted, drafted = np.array(series["accepted"]), np.array(series["drafted"])
-    reached = accepted.sum() + (accepted < drafted).sum()
-    return float(accepted.sum() / reached) if reached else np.nan
 
 
 def _how(row: Any) -> str:
@@ -131,8 +123,8 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
     for key, group in right.groupby(SPEED, sort=False):
         entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
         last = group.drop_duplicates("block", keep="last")
-        given = tokens(RATES, entry["n_draft"])
-        columns = [given * process.plain / round_seconds(process, RATES) for process in last.itertuples()]
+        n_tokens = tokens(RATES, entry["n_draft"])
+        columns = [n_tokens * process.plain / round_seconds(process, RATES) for process in last.itertuples()]
         if len(columns) > 1:
             entry |= {"machine": last["machine"].iloc[0], "blocks": last["block"].tolist()}
             entries.append(entry | {"ratios": np.array(columns).T})
@@ -192,33 +184,18 @@ def _alone(process: Any) -> Iterator[dict[str, Any]]:
 
 
 def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
-    """Time of a round's parts at an acceptance: SPEED; for each of TERMS and `round`, seconds over processes; `tax`,
-    the share spent on taking drafts back (save, restore and replay)."""
-    right = processes(usable(rows))
-    right = right[(right["drafter"] == "even") & (right["n_seq"] == 1)]
+    """Mean seconds of a round's parts at an acceptance: SPEED, `block`, `machine`, and each of TERMS; a process a line.
+
+    Of the medians by number of accepted tokens, weighted by the probability of each number.
+    """
+    runs = processes(usable(rows))
+    runs = runs[(runs["drafter"] == "even") & (runs["n_seq"] == 1)]
     entries = []
-    for key, group in right.groupby(SPEED, sort=False):
-        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
-        lines = pd.DataFrame([_terms(process, accepts) for process in group.itertuples()])
-        entry |= {name: _middle(lines[name].tolist()) for name in TERMS}
-        spent = lines[list(TERMS)].sum(axis=1)
-        tax = lines[["save", "restore", "replay"]].sum(axis=1)
-        entries.append(entry | {"round": stats.median(spent.tolist()), "tax": _middle((tax / spent).tolist())})
-    return pd.DataFrame(entries, columns=[*SPEED, *TERMS, "round", "tax"])
-
-
-def _middle(values: list[float]) -> stats.Estimate | None:
-    """Estimate of the median; None if all values are 0."""
-    return stats.median(values) if any(values) else None
-
-
-def _terms(process: Any, accepts: float) -> dict[str, float]:
-    """Seconds of each term in a round, weighted by the probability of each number of accepted tokens."""
-    likely = probabilities(np.array([accepts]), int(process.n_draft))[:, 0]
-    accepted = np.array(process.series["accepted"])
-    seconds = {}
-    for term in TERMS:
-        ns = np.array(process.series[term])
-        by_number = np.array([np.median(ns[accepted == n]) for n in range(len(likely))])
-        seconds[term] = float(likely @ by_number) / NS
-    return seconds
+    for run in runs.itertuples():
+        accepted, likely = np.array(run.series["accepted"]), probabilities(np.array([accepts]), int(run.n_draft))[:, 0]
+        entry = {name: getattr(run, name) for name in (*SPEED, "block", "machine")}
+        for term in TERMS:
+            ns = np.array(run.series[term])
+            entry[term] = float(likely @ [np.median(ns[accepted == n]) for n in range(len(likely))]) / NS
+        entries.append(entry)
+    return pd.DataFrame(entries, columns=[*SPEED, "block", "machine", *TERMS])

@@ -30,7 +30,7 @@ HYBRID, ATTENTION = MODELS
 DRAFTERS = {HYBRID: "plamo-2-draft", ATTENTION: "plamo-3-draft"}  # trained to draft, in each architecture
 DRAFTS = (1, 2, 3, 4, 7, 8)  # tokens per draft; with the token before them, 3 and 7 fill tiles of four columns
 USUAL = 4
-RATES = (0.5, 0.7, 0.9)  # acceptances measured directly
+RATES = (0.7, 0.5, 0.9)  # acceptances measured directly
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)  # sequences
 GENERATED = 64
@@ -49,7 +49,7 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     bases = _bases(scale, gpu, sweep)
     lengths, rates = sweep.n_draft or DRAFTS, sweep.acceptance or RATES
     even = [change(base, drafter="even") for base in bases]
-    first = [each for base in even for each in (base, change(base, drafter="", accepts=_direct(rates)))]
+    first = [each for base in even for each in (base, change(base, drafter="", accepts=rates[0]))]
     first += [change(base, back="full") for base in even if registry.spec(base.model, base.scale).d_state]
     costs = [change(base, n_draft=k) for base in even for k in lengths]
     costs += [change(base, accepts=rate) for base in bases for rate in rates]
@@ -57,16 +57,9 @@ def speculative(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     costs += [change(base, n_seq=n) for base in shorter for n in BATCHES]
     if scale != "mini":  # the embedded models are too small for depth to matter
         costs += [change(base, depth=DEEP - 2 * GENERATED) for base in shorter]
-    adapts = [change(base, drafter="adapts", n_draft=max(lengths)) for base in bases]
-    rest = [change(base, accepts=rate) for base in adapts for rate in dict.fromkeys((rates[0], rates[-1]))]
-    cells = [*first, *(cell for cell in (*costs, *rest) if not sweep.files or fits(cell))]
+    cells = [*first, *(cell for cell in costs if not sweep.files or fits(cell))]
     planned = _planned("08-speculative", scale_of(scale, sweep), cells, len(first))
     return replace(planned, compared=tuple(dict.fromkeys(cell for cell in costs if cell.model == HYBRID)))
-
-
-def _direct(rates: Sequence[float]) -> float:
-    """The acceptance that is measured first in whole answers."""
-    return RATES[1] if RATES[1] in rates else rates[0]
 
 
 def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -93,9 +86,9 @@ def drafters(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 
 def _check_vocabulary(base: Speculate, draft: File) -> None:
-    own, other = (registry.spec(name, registry.FILE_SCALE).vocab for name in (base.model, draft[0]))
-    if own != other:
-        why = f"has {other:,} tokens, and {base.model} has {own:,}: a drafted token would mean another text"
+    target, drafter = (registry.spec(name, registry.FILE_SCALE).vocab for name in (base.model, draft[0]))
+    if drafter != target:
+        why = f"has {drafter:,} tokens, and {base.model} has {target:,}: a drafted token would mean another text"
         raise StudyError(f"draft_file {draft[0]}", why, "draft with a model of the target's vocabulary")
 
 

@@ -54,8 +54,8 @@ class Loop:
 
     def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
         self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
-        kept = not session.is_recurrent or session.n_rollback >= cell.n_draft
-        self.removes = cell.back == "tail" and cell.n_draft > 0 and kept
+        can_remove = not session.is_recurrent or session.n_rollback >= cell.n_draft
+        self.removes = cell.back == "tail" and cell.n_draft > 0 and can_remove
         self.part: Part = "everything" if cell.back == "full" else "fixed"
         self.saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the number of tokens in it
         several = len(references) > 1 and cell.n_draft > 0  # tokens of several sequences
@@ -65,7 +65,6 @@ class Loop:
         self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
         self.others: list[tuple[int, int, int]] = []  # sequence, token's position, token chosen instead
         self.error = 0.0
-        self.longest = min(1, cell.n_draft) if cell.drafter == "adapts" else cell.n_draft
         self.begin()
 
     def begin(self) -> None:
@@ -92,14 +91,11 @@ class Loop:
         with self._spent("verify"):
             logits = self.verify(columns)
             chosen = {seq: rows.argmax(axis=1) for seq, rows in logits.items()}
-        kept = {seq: self._agreed(seq, draft, logits[seq], chosen[seq]) for seq, draft in drafted.items()}
+        right = {seq: self._agreed(seq, draft, logits[seq], chosen[seq]) for seq, draft in drafted.items()}
         for seq, draft in drafted.items():
-            n = kept[seq]
+            n = right[seq]
             for name, value in (("drafted", len(draft)), ("accepted", n), ("sequence", seq)):
                 self.counts[name].append(value)
-            if self.cell.drafter == "adapts":  # two tokens more after a right draft, one less after a wrong one
-                longer = self.longest + 2 if n == len(draft) else self.longest - 1
-                self.longest = min(max(longer, 1), self.cell.n_draft)
             if n < len(draft):
                 self._take_back(seq, columns[seq], n + 1)
 
@@ -113,7 +109,7 @@ class Loop:
     def _draft(self, seq: int) -> np.ndarray:
         if not self.cell.n_draft:
             return np.empty(0, np.int32)
-        return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.longest)
+        return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.cell.n_draft)
 
     def verify(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Logits by sequence at the last certain token and at each token of the draft: in one call, or in a call per
@@ -135,16 +131,16 @@ class Loop:
         self.at[seq] += n + 1
         return n
 
-    def _take_back(self, seq: int, columns: np.ndarray, n_kept: int) -> None:
-        """Keep the first `n_kept` of the columns just evaluated."""
+    def _take_back(self, seq: int, columns: np.ndarray, n_right: int) -> None:
+        """Keep the first `n_right` of the columns just evaluated."""
         with self._spent("restore"):
             if not self.removes:
                 self.session.set_state(seq, *self.saved[seq], self.part)
-            elif not self.session.remove_tail(seq, self.session.n_past[seq] - len(columns) + n_kept):
-                raise EngineError(f"llama.cpp did not take back {len(columns) - n_kept} tokens of sequence {seq}")
+            elif not self.session.remove_tail(seq, self.session.n_past[seq] - len(columns) + n_right):
+                raise EngineError(f"llama.cpp did not take back {len(columns) - n_right} tokens of sequence {seq}")
         if not self.removes:
             with self._spent("replay"):
-                self.session.evaluate([(seq, columns[:n_kept])])
+                self.session.evaluate([(seq, columns[:n_right])])
 
 
 # ------------------------------------------------------------------ drafters
@@ -162,14 +158,14 @@ def forced(text: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
     return draft
 
 
-def accepted(rate: float, k: int, rng: np.random.Generator, strata: int = STRATA) -> Iterator[int]:
+def accepted(rate: float, k: int, rng: np.random.Generator) -> Iterator[int]:
     """Numbers of right tokens in drafts of k: each right with probability `rate`, none after the first wrong one.
 
-    Drawn in strata, so that the share in one answer is close to `rate`; with one stratum draws are independent.
+    Drawn in strata, so that the share in one answer is close to `rate`.
     """
     reached = rate ** np.arange(1, k + 1)  # how likely the first n are all right
     while True:
-        for place in (rng.permutation(strata) + rng.random(strata)) / strata:
+        for place in (rng.permutation(STRATA) + rng.random(STRATA)) / STRATA:
             yield int((place < reached).sum())
 
 

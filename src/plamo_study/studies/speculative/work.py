@@ -107,9 +107,8 @@ def _drafts(
         rng = np.random.default_rng([cell.seed, seq])
         if cell.drafter == "even":
             counts = speculation.evenly(cell.n_draft, rng)
-        else:  # an adaptive length depends on the outcome of the last draft, so its draws have to be independent
-            strata = 1 if cell.drafter == "adapts" else speculation.STRATA
-            counts = speculation.accepted(cell.accepts, cell.n_draft, rng, strata)
+        else:
+            counts = speculation.accepted(cell.accepts, cell.n_draft, rng)
         drafts[seq] = speculation.forced(reference.tokens, counts, session.n_vocab)
     return drafts
 
