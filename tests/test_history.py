@@ -15,7 +15,7 @@ def recorded():
 
 
 def test_every_build_was_asked_every_question_of_the_plan(recorded):
-    answers = history.asked(recorded)
+    answers = history.answers(recorded)
     asked = plans.builds("mini").cells
     assert set(answers.groupby("build").size()) == {len(asked)}
     assert answers.version.nunique() >= 12
@@ -52,7 +52,7 @@ def test_users_may_share_only_where_every_question_was_asked_and_no_answer_is_wr
 
 
 def test_the_planted_defects_are_noticed_by_the_page_s_own_questions(recorded):
-    answers = history.asked(recorded)
+    answers = history.answers(recorded)
     of = answers[answers.architecture.eq("plamo2") & answers.question.isin(plans.SHARED)]
     safe = {build: history.safe(each) for build, each in of.groupby("build")}
     assert safe["corrected"]

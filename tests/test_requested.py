@@ -20,7 +20,7 @@ from llama_meter.models import registry, synthetic, tensors
 from llama_meter.models.check import paths_of, requested
 from plamo_study.measurements import measurements
 from plamo_study.studies.latency import plan as latency
-from plamo_study.studies.right_answers import architectures
+from plamo_study.studies.right_answers import hybrids
 from plamo_study.studies.serving import plan as serving
 from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.your_machine import plan as your_machine
@@ -209,7 +209,7 @@ def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context
 @pytest.mark.skipif(not (builds.folder("architectures") / "engine.toml").exists(), reason="the generator is not built")
 @pytest.mark.parametrize("name", ["plamo2-dense", "qwen3next-moe"])
 def test_a_hybrid_of_the_engine_s_own_generator_is_taken_as_a_file_and_judged_by_its_consistency(name, tmp_path):
-    [found] = requested(str(architectures.write(name, tmp_path)))
+    [found] = requested(str(hybrids.write(name, tmp_path)))
     assert found.spec.name == name, "its header says that it has no name"
     assert not found.has_oracle, "PLaMo's own have scales and ropes that the oracle does not compute"
     wanted = request.sweep(files=str(found.path), n_prompt="16", n_gen="4")

@@ -247,14 +247,6 @@ class Session:
         llama.llama_memory_seq_cp(self.memory, source, target, -1, -1)
         self.n_past[target] = self.n_past[source]
 
-    def shift(self, seq: int, by: int) -> bool:
-        """Move all positions of a sequence on; False where the memory cannot."""
-        if not llama.llama_memory_can_shift(self.memory):
-            return False
-        llama.llama_memory_seq_add(self.memory, seq, 0, -1, by)
-        self.n_past[seq] += by
-        return True
-
     def remove_tail(self, seq: int, position: int) -> bool:
         """Drop a sequence's tokens from `position` on; False where the architecture cannot (PLaMo 2's state)."""
         removed = bool(llama.llama_memory_seq_rm(self.memory, seq, position, -1))

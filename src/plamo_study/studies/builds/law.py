@@ -6,7 +6,7 @@ import pandas as pd
 
 from plamo_study.read.recording import Recording, read
 from plamo_study.studies.builds.plan import SHARED, STUDY
-from plamo_study.studies.right_answers.architectures import short
+from plamo_study.studies.right_answers.plan import short
 
 UNKNOWN = "unknown to it"
 BAD = ("wrong", "abort", "hang", "error", "killed")
@@ -14,7 +14,7 @@ COLUMNS = ["build", "version", "architecture", "question", "answer", "error"]
 ORACLE = "oracle"  # the question of a gate
 
 
-def asked(recording: Recording | None) -> pd.DataFrame:
+def answers(recording: Recording | None) -> pd.DataFrame:
     """One line a question and build, and a gate's too: `build`, `version` of llama-cpp-python, `architecture`,
     `question` (of a gate: ORACLE), `answer` and `error` (the largest relative one of logits).
 
@@ -28,14 +28,14 @@ def asked(recording: Recording | None) -> pd.DataFrame:
 def _line(row: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     version = engine["binding"].rpartition(" ")[2]
     build = version if row["build"] in ("stock", version) else row["build"]
-    said = {
+    line = {
         "build": build,
         "version": version,
         "architecture": short(row["model"]),
         "question": row["question"] or ORACLE,
     }
     errors = [row["checks"][name] for name in ("error", "prefill_error", "decode_error") if name in row["checks"]]
-    return said | {"answer": _answer(row), "error": max(errors, default=None)}
+    return line | {"answer": _answer(row), "error": max(errors, default=None)}
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -47,9 +47,9 @@ def _answer(row: dict[str, Any]) -> str:
     return "wrong" if row["verdict"] == "invalid" or row["checks"].get("wrong") else "right"
 
 
-def safe(answers: pd.DataFrame) -> bool:
+def safe(outcomes: pd.DataFrame) -> bool:
     """Whether users may share: each question that a server raises was asked, and answered rightly or refused."""
-    of = answers[answers.question.isin(SHARED)]
+    of = outcomes[outcomes.question.isin(SHARED)]
     return set(of.question) == set(SHARED) and not of.answer.isin([*BAD, UNKNOWN]).any()
 
 
@@ -58,6 +58,6 @@ def may_share(architecture: str, build: str) -> bool | None:
 
     `build`: a release's number, or the name of a build.
     """
-    answers = asked(read(STUDY, "recorded", "mini"))
-    own = answers[(answers.architecture == architecture) & (answers.build == build)]
-    return safe(own) if len(own[own.question.isin(SHARED)]) else None
+    every = answers(read(STUDY, "recorded", "mini"))
+    of = every[(every.architecture == architecture) & (every.build == build)]
+    return safe(of) if of.question.isin(SHARED).any() else None

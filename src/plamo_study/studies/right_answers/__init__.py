@@ -1,6 +1,6 @@
 """04-right-answers: is my answer mine?"""
 
-from plamo_study.studies import Chapter, Study
+from plamo_study.studies import HISTORY, Chapter, Study
 
 CHAPTER = Chapter(
     "04-right-answers",
@@ -10,6 +10,6 @@ CHAPTER = Chapter(
         "04-batching-law": Study("plan.batching_law", at_mini=True),
         "04-answers": Study("plan.answers", at_mini=True, aside=True),
         "04-hybrids": Study("plan.hybrids", at_mini=True),
-        "04-elsewhere": Study("plan.elsewhere", at_mini=True, aside=True),
+        "04-elsewhere": Study(HISTORY, at_mini=True, aside=True),
     },
 )

@@ -4,80 +4,121 @@ Each question evaluates sequences as a server would. Every sequence is then held
 its prompt in one call, one token a step. All tokens are drawn in advance, so that rounding cannot change what follows.
 """
 
+import re
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from gguf import GGUFReader, GGUFValueType
+from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
+from llama_meter import children
 from llama_meter.cells import Hybrid
-from llama_meter.engine import library
+from llama_meter.engine import builds, library
 from llama_meter.engine.session import EngineError, Session, SessionConfig
 from llama_meter.models import tensors
-from llama_meter.models.recipes import KINDS
+from llama_meter.models.synthetic import writing
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured
-from plamo_study.studies.right_answers import architectures
-from plamo_study.studies.right_answers.architectures import (
-    ABOUT_FILES,
-    KEPT,
-    LISTED,
-    N_CTX,
-    QUESTIONS,
-    STEPS,
-    tolerance,
-)
+from plamo_study.studies.right_answers import plan
 
+STEPS = 8  # tokens that a sequence goes on for behind its prompt
 SHORT = 6  # tokens of a prompt where many sequences are asked
-FEW = 4  # tokens of a draft, at most
-SHIFT = 5  # positions that a sequence is moved by
-ALONE = SessionConfig(N_CTX)
+FEW = 4  # tokens of a prompt that a planted fault replaces
+LIMIT_S = 60.0  # for the generator
+
+FORMS = {plan.LAYERED: {"ARCHS_LAYERS": "3"}, plan.STATE_FIRST: {"ARCHS_STATE_FIRST": "1"}}
+OLDER = {  # in files for older builds
+    "plamo2": {"ARCHS_SSM_HEADS": "4"},  # Mamba heads as wide as attention's, as in the released file
+    "plamo3": {"ARCHS_LAYERS": "8"},  # layers of every kind: some builds abort where all have a window
+}
+# Tensors that released files lack, and builds before they came refuse: factors of others, as NVFP4 has, and optional
+NEWS = re.compile(r".*\.(scale|input_scale)|rope_freqs\.weight|blk\.\d+\.attn_[qkv]\.bias")
+TIED = "output.weight"  # and this one in files of LFM2
+
 Logits = dict[tuple[int, int], np.ndarray]  # (n_vocab,) by sequence and the number of its tokens that were evaluated
 
 
-class RefusedError(Exception):
-    """The engine said that it cannot do what a question needs."""
+def write(name: str, into: Path, form: str = "whole") -> Path:
+    """Write one file, e.g. "mamba2-dense" or "lfm2moe-moe", in F32, into a folder; returns its path.
+
+    UnmeasuredError where the generator is not built, EngineError where it does not write this architecture so.
+    """
+    arch, path, plain = name.rpartition("-")[0], into / f"{name}.gguf", form in (plan.PLAIN, plan.STATE_FIRST)
+    command = [str(builds.program(plan.GENERATOR)), "-a", arch, "-s", "1", "-o", str(into)]
+    surroundings = children.environment() | {"ARCHS_RWKV": "1"} | FORMS.get(form, {})
+    surroundings |= OLDER.get(arch, {}) if plain else {}
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode or not path.exists():
+        raise EngineError(f"the generator writes no file of {arch} in this form: {done.stderr[-200:]}")
+    if plain:
+        changes = {"tokenizer.ggml.model": MetadataDetails(GGUFValueType.STRING, "none")}
+        if arch.startswith("qwen"):  # older builds count which layers are attention: here every second one
+            changes[f"{arch}.full_attention_interval"] = MetadataDetails(GGUFValueType.UINT32, 2)
+        reader = GGUFReader(path)
+        tied = TIED if arch.startswith("lfm2") else ""
+        reader.tensors = [each for each in reader.tensors if not NEWS.fullmatch(each.name) and each.name != tied]
+        _copy(reader, path, arch, changes)
+    return path
+
+
+def by_layer(path: Path) -> Path:
+    """Write a file again, with a number of heads for each layer: 0 for those without attention. Returns its path."""
+    reader, into = GGUFReader(path), path.with_suffix(".by-layer.gguf")
+    fields = {field.name.partition(".")[2]: field.contents() for field in reader.fields.values()}
+    n_heads, arch = fields["attention.head_count"], fields["architecture"]
+    heads = [0 if recurrent else n_heads for recurrent in fields["attention.recurrent_layers"]]
+    by_layer = MetadataDetails(GGUFValueType.ARRAY, heads, sub_type=GGUFValueType.UINT32)
+    _copy(reader, into, arch, {f"{arch}.attention.head_count": by_layer})
+    return into
+
+
+def _copy(reader: GGUFReader, into: Path, arch: str, changes: dict[str, MetadataDetails]) -> None:
+    """Write what a reader holds, with other values in some fields; an empty list, which gguf cannot write, goes."""
+    empty = [field.name for field in reader.fields.values() if field.contents() == []]
+    with writing(into, arch) as writer:
+        copy_with_new_metadata(reader, writer, changes, empty)
 
 
 @dataclass
 class Serving:
     """Contexts on one file, the tokens of sequences, how many of each were evaluated, and the logits behind them.
 
-    `lengths`: tokens of each prompt. `number`: what the question counts. `planted`: a fault is. After a step the last
-    sequence gets the first one's state; where there is only one, the last tokens of its prompt are others.
+    `lengths`: tokens of each prompt. `contexts`: end with it. A planted fault: after a step the last sequence gets the
+    first one's state; where there is only one, the last tokens of its prompt are others.
     """
 
+    cell: Hybrid
     path: Path
     config: SessionConfig
     tokens: list[np.ndarray]
     lengths: list[int]
-    number: int
-    planted: bool
-    logits: Logits = field(default_factory=dict)
-    stack: ExitStack = field(default_factory=ExitStack)
+    contexts: ExitStack
 
     def __post_init__(self) -> None:
+        self.logits: Logits = {}
         self.done = [0] * len(self.tokens)
         self.slots = list(range(len(self.tokens)))
 
     def context(self, **changed: object) -> Session:
         """A further context, with a model of its own; it ends with the question."""
-        return self.stack.enter_context(Session(self.path, replace(self.config, **changed)))  # type: ignore[arg-type]
+        return self.contexts.enter_context(Session(self.path, replace(self.config, **changed)))  # type: ignore[arg-type]
 
     def call(self, session: Session, parts: Mapping[int, int]) -> None:
         """Evaluate so many next tokens of these sequences in one call."""
-        given = []
+        call = []
         for seq, n in parts.items():
-            own = self.tokens[seq][self.done[seq] : self.done[seq] + n]
-            if self.planted and len(self.tokens) == 1 and not self.done[seq]:
-                last = min(max(self.number, 1), FEW)
-                own = np.concatenate([own[:-last], (own[-last:] + 1) % session.n_vocab])
-            given.append((self.slots[seq], own))
+            tokens = self.tokens[seq][self.done[seq] : self.done[seq] + n]
+            if self.cell.planted and len(self.tokens) == 1 and not self.done[seq]:
+                tokens = np.concatenate([tokens[:-FEW], (tokens[-FEW:] + 1) % session.n_vocab])
+            call.append((self.slots[seq], tokens))
             self.done[seq] += n
-        logits = session.evaluate(given)
+        logits = session.evaluate(call)
         self.logits |= {(seq, self.done[seq]): logits[self.slots[seq]][-1].copy() for seq in parts}
 
     def read(self, session: Session, *seqs: int) -> None:
@@ -94,16 +135,16 @@ class Serving:
         """Let these sequences, by default all, take steps together."""
         chosen = seqs or range(len(self.tokens))
         for step in range(steps):
-            if self.planted and step == 1 and len(chosen) > 1:
+            if self.cell.planted and step == 1 and len(chosen) > 1:
                 first, last = self.slots[chosen[0]], self.slots[chosen[-1]]
                 session.set_state(last, session.read_state(first), session.n_past[first])
             self.call(session, dict.fromkeys(chosen, 1))
 
-    def take_back(self, session: Session, *seqs: int) -> None:
+    def take_back(self, session: Session, seqs: Iterable[int]) -> None:
         """Leave these sequences as many tokens as they are to have."""
         for seq in seqs:
             if not session.remove_tail(seq, self.done[seq]):
-                raise RefusedError("the engine does not take tokens back")
+                raise EngineError("the engine does not take tokens back")
 
     def go_on_in_copies(self, session: Session) -> None:
         """Copy the first sequence's state to all others, and let all step together."""
@@ -113,27 +154,22 @@ class Serving:
         self.go_on(session)
 
 
-def equal(serving: Serving, **changes: object) -> None:
-    """All prompts are read in one call, in a context with these `changes`."""
-    session = serving.context(**changes)
+def equal(serving: Serving) -> None:
+    """All prompts are read in one call, in micro-batches of so many tokens as the cell says, if it does."""
+    session = serving.context(n_ubatch=serving.cell.number or serving.config.n_ubatch)
     serving.read(session, *range(len(serving.tokens)))
     serving.go_on(session)
 
 
-def cut(serving: Serving) -> None:
-    """A prompt is read in micro-batches of this many tokens."""
-    equal(serving, n_ubatch=serving.number)
-
-
-def by_layer(serving: Serving) -> None:
+def listed(serving: Serving) -> None:
     """The same file with a number of heads for each layer: 0 where a layer has no attention."""
-    serving.path = architectures.by_layer(serving.path)
+    serving.path = by_layer(serving.path)
     equal(serving)
 
 
-def steps(serving: Serving, **changes: object) -> None:
-    """Prompts are read one by one, and all sequences step together, in a context with these `changes`."""
-    session = serving.context(**changes)
+def steps(serving: Serving) -> None:
+    """Prompts are read one by one, and all sequences step together."""
+    session = serving.context(n_seq_max=max(serving.slots) + 1)
     for seq in range(len(serving.tokens)):
         serving.read(session, seq)
     serving.go_on(session)
@@ -141,8 +177,8 @@ def steps(serving: Serving, **changes: object) -> None:
 
 def gaps(serving: Serving) -> None:
     """The slots in use do not lie side by side."""
-    serving.slots = [0, 2, 5]
-    steps(serving, n_seq_max=8)
+    serving.slots = [0, 2, 7]
+    steps(serving)
 
 
 def late(serving: Serving) -> None:
@@ -164,8 +200,8 @@ def left(serving: Serving) -> None:
     for seq in (first, *others):
         serving.read(session, seq)
     serving.go_on(session, first, *others, steps=3)
-    if not session.remove_tail(serving.slots[first], 0):
-        raise RefusedError("a sequence does not leave")
+    serving.done[first] = 0
+    serving.take_back(session, [first])
     serving.call(session, dict.fromkeys(others, 1))
     serving.slots[new] = serving.slots[first]
     serving.read(session, new)
@@ -181,55 +217,38 @@ def moved(serving: Serving) -> None:
     serving.go_on(session)
 
 
-def elsewhere(serving: Serving, n_seq_max: int) -> None:
-    """A saved state of a context with three slots goes on in another one, with `n_seq_max`."""
-    here, there = serving.context(n_seq_max=3), serving.context(n_seq_max=n_seq_max)
+def resized(serving: Serving) -> None:
+    """A saved state of a context with three slots goes on in another one, with five."""
+    here, there = serving.context(n_seq_max=3), serving.context(n_seq_max=5)
     serving.read(here, 0)
     there.set_state(1, here.read_state(0), here.n_past[0])
     serving.slots[0] = 1
     serving.go_on(there)
 
 
-def keeping(serving: Serving) -> Session:
-    """A context that keeps the states of its last tokens."""
-    session = serving.context(n_rs_seq=KEPT)
-    if session.is_recurrent and session.n_rollback < serving.number:
-        raise RefusedError(f"the context keeps the states of {session.n_rollback} tokens")
-    return session
+def roll_back(serving: Serving, together: bool = True) -> None:
+    """Drafts of this many tokens are evaluated behind a right one, in one call or token by token, and taken back.
 
-
-def back(serving: Serving, keeps: bool, together: bool = True) -> None:
-    """A draft of this many tokens is evaluated behind a right one, and taken back.
-
-    `keeps`: in a context that keeps states; `together`: in one call, else each token in a call of its own.
+    Of several slots the second is read first, and the first one's draft has a token more.
     """
-    session = keeping(serving) if keeps else serving.context()
-    serving.read(session, 0)
-    drafted = serving.drafted(0, serving.number)
-    for call in [drafted] if together else drafted[:, None]:
-        session.evaluate([(0, call)])
-    serving.take_back(session, 0)
-    serving.go_on(session, steps=STEPS - 1)
-
-
-def kept_beside(serving: Serving) -> None:
-    """Drafts of several slots in one call, all taken back; the slots were read in another order."""
-    session = keeping(serving)
-    first, second, *others = every = range(len(serving.tokens))
-    for seq in (second, first, *others):
+    session, every = serving.context(n_rs_seq=plan.ROLLBACK), range(len(serving.tokens))
+    for seq in (*every[1::-1], *every[2:]):
         serving.read(session, seq)
-    session.evaluate([(seq, serving.drafted(seq, serving.number + (seq == first))) for seq in every])
-    serving.take_back(session, *every)
+    longer = len(every) > 1
+    drafts = [(seq, serving.drafted(seq, serving.cell.number + (longer and seq == 0))) for seq in every]
+    for call in [drafts] if together else [[(0, token)] for token in drafts[0][1][:, None]]:
+        session.evaluate(call)
+    serving.take_back(session, every)
     serving.go_on(session, steps=STEPS - 1)
 
 
-def kept_copied(serving: Serving) -> None:
+def roll_back_and_copy(serving: Serving) -> None:
     """A draft of one call is taken back, and copies of the sequence go on with tokens of their own."""
-    session = keeping(serving)
+    session = serving.context(n_rs_seq=plan.ROLLBACK)
     serving.done[0] = serving.lengths[0] - 1
-    for call in (serving.tokens[0][: serving.done[0]], serving.drafted(0, serving.number)):
+    for call in (serving.tokens[0][: serving.done[0]], serving.drafted(0, serving.cell.number)):
         session.evaluate([(0, call)])
-    serving.take_back(session, 0)
+    serving.take_back(session, [0])
     serving.go_on_in_copies(session)
 
 
@@ -240,15 +259,6 @@ def copied(serving: Serving) -> None:
     serving.go_on_in_copies(session)
 
 
-def shifted(serving: Serving) -> None:
-    """A sequence's positions are moved on: attention looks at distances, and a state knows no position."""
-    session = serving.context()
-    serving.read(session, 0)
-    if not session.shift(0, SHIFT):
-        raise RefusedError("the memory does not shift")
-    serving.go_on(session)
-
-
 RULES: dict[str, Callable[[Serving], None]] = {
     "equal": equal,
     "unequal": equal,
@@ -256,72 +266,17 @@ RULES: dict[str, Callable[[Serving], None]] = {
     "late": late,
     "left": left,
     "gaps": gaps,
-    "unified": partial(steps, kv_unified=True),
     "slots": steps,
-    "cut": cut,
+    "cut": equal,
     "moved": moved,
-    "elsewhere": partial(elsewhere, n_seq_max=3),
-    "resized": partial(elsewhere, n_seq_max=5),
+    "resized": resized,
     "copied": copied,
-    LISTED: by_layer,
-    "shifted": shifted,
-    "back": partial(back, keeps=False),
-    "kept": partial(back, keeps=True),
-    "kept apart": partial(back, keeps=True, together=False),
-    "kept beside": kept_beside,
-    "kept copied": kept_copied,
+    plan.LISTED: listed,
+    "kept": roll_back,
+    "kept apart": partial(roll_back, together=False),
+    "kept beside": roll_back,
+    "kept copied": roll_back_and_copy,
 }
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of a question. Errors are relative, of logits (`relative_error`).
-
-    `error`: the largest of each sequence; empty where the engine refused. `rounding`: of the first sequence alone, its
-    prompt token by token against its prompt in one call. `refused`: why the engine did not do it.
-    """
-
-    error: dict[int, float]
-    rounding: float
-    refused: str = ""
-
-
-def ask(
-    name: str,
-    number: int,
-    path: Path,
-    config: SessionConfig = ALONE,
-    seed: int = 0,
-    planted: bool = False,
-    longer: int = 0,
-) -> Answer:
-    """Ask a file one question. EngineError where the engine fails to load it; an abort ends the process.
-
-    `config`: of a sequence alone; other contexts differ from it by what the question changes, so all are on one device.
-    `longer`: tokens more than usual in each prompt.
-    """
-    question = (QUESTIONS | ABOUT_FILES)[name]
-    lengths = [n + longer for n in question.lengths or (SHORT,) * number]
-    with Session(path, config) as session:
-        rng = np.random.default_rng(seed)
-        tokens = [rng.integers(0, session.n_vocab, n + STEPS, dtype=np.int32) for n in lengths]
-        if question.shared:
-            tokens = [np.concatenate([tokens[0][:n], own[n:]]) for n, own in zip(lengths, tokens, strict=True)]
-        alone: Logits = {}
-        for seq, own in enumerate(tokens):
-            alone |= by_itself(session, seq, own, lengths[seq])
-        stepped = by_itself(session, 0, tokens[0], 1)
-        rounding = max(relative_error(stepped[at], row) for at, row in alone.items() if at[0] == 0)
-    serving = Serving(path, replace(config, n_seq_max=len(tokens)), tokens, lengths, number, planted)
-    with serving.stack:
-        try:
-            RULES[name](serving)
-        except (RefusedError, EngineError) as why:
-            return Answer({}, rounding, str(why))
-    errors: dict[int, float] = {}
-    for (seq, at), row in serving.logits.items():
-        errors[seq] = max(errors.get(seq, 0.0), relative_error(row, alone[seq, at]))
-    return Answer(errors, rounding)
 
 
 def by_itself(session: Session, seq: int, tokens: np.ndarray, n_prompt: int) -> Logits:
@@ -334,32 +289,50 @@ def by_itself(session: Session, seq: int, tokens: np.ndarray, n_prompt: int) -> 
     return logits
 
 
-def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Checks: `error`, the largest relative error of any logits against the sequence alone, with its `tolerance` and
-    `rounding`; `wrong`, how many sequences are beyond the tolerance; `refused`, the engine said that it cannot. Series:
-    `error` by sequence.
+def judged(cell: Hybrid, path: Path) -> Measured:
+    """Ask a file the question of a cell. EngineError where the engine fails to load it; an abort ends the process.
 
-    A refusal is no wrong answer. Where a fault is planted, the answer is valid if it shows.
+    Checks: `error`, the largest relative error of any logits against the sequence alone, with its `tolerance` and
+    `rounding`, that of the first sequence's prompt token by token; `wrong`, how many sequences are beyond the
+    tolerance; `refused`, the engine said that it cannot. A refusal is no wrong answer. Where a fault is planted, the
+    answer is valid if it shows.
     """
+    question = (plan.QUESTIONS | plan.ABOUT_FILES)[cell.question]
+    lengths = list(question.lengths or (SHORT,) * cell.number)
+    config = SessionConfig(plan.N_CTX, n_threads=cell.n_threads, n_gpu_layers=cell.n_gpu_layers)
+    with Session(path, config) as session:
+        rng = np.random.default_rng(cell.seed)
+        tokens = [rng.integers(0, session.n_vocab, n + STEPS, dtype=np.int32) for n in lengths]
+        if question.shared:
+            tokens = [np.concatenate([tokens[0][:n], each[n:]]) for n, each in zip(lengths, tokens, strict=True)]
+        alone: Logits = {}
+        for seq, each in enumerate(tokens):
+            alone |= by_itself(session, seq, each, lengths[seq])
+        stepped = by_itself(session, 0, tokens[0], 1)
+        rounding = max(relative_error(stepped[at], row) for at, row in alone.items() if at[0] == 0)
+    limit = plan.tolerance(rounding, gpu=cell.n_gpu_layers != 0)
+    checks: dict[str, float | bool] = {"refused": False, "rounding": rounding, "tolerance": limit}
+    digest = tensors.read_sha256(path)
+    with ExitStack() as contexts:
+        serving = Serving(cell, path, replace(config, n_seq_max=len(tokens)), tokens, lengths, contexts)
+        try:
+            RULES[cell.question](serving)
+        except EngineError:
+            return Measured(checks=checks | {"refused": True}, file_sha256=digest, valid=True)
+    errors = {at: relative_error(row, alone[at]) for at, row in serving.logits.items()}
+    wrong = {seq for (seq, _), error in errors.items() if error > limit}
+    checks |= {"error": max(errors.values()), "wrong": float(len(wrong))}
+    return Measured(checks=checks, file_sha256=digest, valid=bool(wrong) == cell.planted)
+
+
+def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Write the file of a cell, and ask it the question."""
     library.capture_log([])
-    n = cell.n_threads
-    config = SessionConfig(N_CTX, n_threads=n, n_gpu_layers=cell.n_gpu_layers)
     with tempfile.TemporaryDirectory() as folder:
         stage("writing the file")
-        file = architectures.write(cell.model, Path(folder), cell.form)
-        if cell.dtype != "F32":
-            library.quantize(file, file.with_suffix(".quantized"), KINDS[cell.dtype])
-            file = file.with_suffix(".quantized")
-        digest = tensors.read_sha256(file)
+        file = write(cell.model, Path(folder), cell.form)
         stage(cell.question)
-        answer = ask(cell.question, cell.number, file, config, cell.seed, cell.planted, cell.longer)
-    errors, refused = list(answer.error.values()), bool(answer.refused)
-    limit = tolerance(cell.question, answer.rounding, cell.dtype, gpu=cell.n_gpu_layers != 0)
-    wrong = sum(error > limit for error in errors)
-    checks: dict[str, float | bool] = {"refused": refused, "rounding": answer.rounding, "tolerance": limit}
-    checks |= {"error": max(errors), "wrong": float(wrong)} if errors else {}
-    valid = refused or bool(wrong) == cell.planted
-    return Measured(checks=checks, series={"error": errors}, file_sha256=digest, valid=valid)
+        return judged(cell, file)
 
 
 RUNS = {Hybrid: run}

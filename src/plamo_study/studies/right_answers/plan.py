@@ -5,26 +5,26 @@ grid.
 """
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from llama_meter.cells import Answers, Cell, Decode, Hybrid, Isolation, Replay
 from llama_meter.errors import StudyError
-from llama_meter.measure.plan import MODELS, TIME_LIMIT_S, Plan, change, with_gates
+from llama_meter.measure.plan import MODELS, TIME_LIMIT_S, Plan, change, of_kind, with_gates
 from llama_meter.measure.request import NOTHING, Sweep
-from plamo_study.studies.right_answers import architectures
-from plamo_study.studies.right_answers.architectures import QUESTIONS
 
 Calls = list[list[tuple[int, int]]]
+BASE = Replay(scale="mini", dtype="F16")
 SEEDS_APART = 1_000_000  # a drawn cell's seed: that of its grid times this, plus its number
 LENGTHS = (1, 2, 3, 5, 8, 16, 21, 32)
 BATCHES = (8, 16, 24, 32, 64, 128)
 MOST_STEPS = 6
 MAP_PROMPT, MAP_BATCHES, MAP_SEQUENCES = 128, (128, 256, 512, 1024), range(1, 13)
 TEST_PROMPTS, TEST_TOKENS = 4, 256  # the batch in which the defects were first seen
-TESTS = {
-    "identity": "a sequence in a batch equals itself alone",
-    "isolation": "a neighbour's prompt does not change your logits",
-    "bystander": "a sequence that is not in the step does not change",
+TESTS = {  # how the names of the checks end that answer them
+    "identity": ("/0", "/1", "/2", "/3"),  # a sequence in a batch equals itself alone
+    "isolation": ("isolation_error",),  # a neighbour's prompt does not change your logits
+    "bystander": ("/3",),  # a sequence that is not in the step does not change
 }
 
 
@@ -33,44 +33,37 @@ def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
     drawn = [_configuration(random.Random(f"{seed}/{number}")) for number in range(n)]
     cells = []
     for number, (calls, n_seq, n_batch, n_ubatch) in enumerate(drawn):
-        frozen = tuple(tuple(call) for call in calls)
         most = max(sum(k for call in calls for s, k in call if s == seq) for seq in range(n_seq))
         name = control if number % 5 == 4 else model
-        cell = Replay(model=name, scale="mini", dtype="F16", calls=frozen, seed=seed * SEEDS_APART + number)
+        cell = change(BASE, model=name, calls=_frozen(calls), seed=seed * SEEDS_APART + number)
         cells.append(change(cell, n_tokens=most, n_seq=n_seq, n_batch=n_batch, n_ubatch=n_ubatch))
     return tuple(cells)
 
 
 def packed_map(model: str) -> tuple[Cell, ...]:
     """Replay cells of 1 to 12 packed prompts at four batch sizes, each followed by one step of all."""
-    cells = []
+    base, cells = change(BASE, model=model, question="map", n_tokens=MAP_PROMPT + 1), []
     for n_batch in MAP_BATCHES:
         for n_seq in MAP_SEQUENCES:
             calls = [*packed([(seq, MAP_PROMPT) for seq in range(n_seq)], n_batch), [(seq, 1) for seq in range(n_seq)]]
-            cell = Replay(model=model, scale="mini", dtype="F16", question="map", n_tokens=MAP_PROMPT + 1)
-            cells.append(change(cell, calls=tuple(tuple(call) for call in calls), n_seq=n_seq, n_batch=n_batch))
+            cells.append(change(base, calls=_frozen(calls), n_seq=n_seq, n_batch=n_batch))
     return tuple(cells)
 
 
-def three_tests(test: str, model: str) -> Cell:
-    """The cell that answers one of `TESTS` for an embedded model: four packed prompts, or a step of two slots.
+def three_tests(model: str) -> tuple[Cell, ...]:
+    """The cells that answer the `TESTS` for an embedded model: four packed prompts, or a step of two slots.
 
     The bystander is slot 3: slots 1 and 2 step once, then 3 is asked for its next token.
     """
-    packed = (tuple((seq, TEST_TOKENS) for seq in range(TEST_PROMPTS)),)
-    alone = tuple(((seq, TEST_TOKENS),) for seq in range(TEST_PROMPTS))
-    calls = (*alone, ((1, 1), (2, 1)), ((3, 1),)) if test == "bystander" else packed
-    kind = Isolation if test == "isolation" else Replay
-    return kind(
-        model=model,
-        scale="mini",
-        dtype="F16",
-        n_tokens=TEST_TOKENS + 1,
-        n_seq=TEST_PROMPTS,
-        calls=calls,
-        question=test,
-        repetitions=2 if test == "isolation" else 1,
-    )
+    prompts = tuple((seq, TEST_TOKENS) for seq in range(TEST_PROMPTS))
+    base = change(BASE, model=model, calls=(prompts,), n_tokens=TEST_TOKENS + 1, n_seq=TEST_PROMPTS)
+    isolation = of_kind(Isolation, base, question="isolation", repetitions=2)
+    calls = (*((prompt,) for prompt in prompts), ((1, 1), (2, 1)), ((3, 1),))
+    return change(base, question="identity"), isolation, change(base, calls=calls, question="bystander")
+
+
+def _frozen(calls: Calls) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return tuple(tuple(call) for call in calls)
 
 
 def _configuration(rng: random.Random) -> tuple[Calls, int, int, int]:
@@ -108,22 +101,14 @@ def _next_calls(rng: random.Random, present: set[int], n_seq: int, n_batch: int)
 
 def packed(prompts: list[tuple[int, int]], n_batch: int) -> Calls:
     """Prompts as one stream, cut every `n_batch` tokens."""
-    calls: Calls = [[]]
-    for seq, length in prompts:
-        while length:
-            room = n_batch - sum(n for _, n in calls[-1])
-            if not room:
-                calls.append([])
-                continue
-            taken = min(length, room)
-            calls[-1].append((seq, taken))
-            length -= taken
-    return calls
+    stream = [seq for seq, length in prompts for _ in range(length)]
+    cuts = [stream[at : at + n_batch] for at in range(0, len(stream), n_batch)]
+    return [[(seq, len(list(tokens))) for seq, tokens in groupby(cut)] for cut in cuts]
 
 
 NEEDED = 15  # configurations of a grid that any finding requires
 LAW_SEEDS, LAW_CELLS = (0, 1, 2), 60  # configurations of each
-ASKED, ANSWER = 32, 32  # prompts of a process, tokens of an answer
+PROMPTS, ANSWER = 32, 32  # of a process; tokens of an answer
 SEEDS = range(8)  # of prompts: 256 distinct ones a load
 SLOTS = 16
 # Users at once and tokens of their prompts. Two ask as chapter 9's users do. The prompts of sixteen fill one
@@ -135,13 +120,11 @@ def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
 
     Also the map of packed prompts by number and batch size, and the operator's three tests. The law depends only on
-    the shape of calls, so the embedded models suffice. `sweep`: other seeds.
+    the shape of calls, so the embedded models suffice, whatever the scale. `sweep`: other seeds.
     """
     if sweep.files:
         raise StudyError("files", "the law is held against the embedded models", "give -p seed, for fresh draws")
-    if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
-    tests = [three_tests(test, model) for test in TESTS for model in MODELS]
+    tests = [cell for model in MODELS for cell in three_tests(model)]
     grids = (grid(seed, LAW_CELLS, *MODELS) for seed in sweep.seed or LAW_SEEDS)
     drawn = [cell for of_seeds in zip(*grids, strict=True) for cell in of_seeds]
     cells = (*tests, *drawn[:NEEDED], *packed_map(MODELS[0]), *drawn[NEEDED:])
@@ -153,11 +136,10 @@ def batching_law(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 def answers(scale: str, gpu: bool = False) -> Plan:
     """Whole answers to 256 distinct prompts, alone and beside others, for the share of prompts that company changes.
 
-    Both numbers of users with prompts of one length and of drawn ones. PLaMo 3 is the control.
+    Both numbers of users with prompts of one length and of drawn ones. PLaMo 3 is the control. At mini whatever the
+    scale: answers of random weights mean nothing.
     """
-    if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "answers of random weights mean nothing", "choose --scale mini")
-    base = Answers(scale="mini", dtype="F16", n_gen=ANSWER, n_seq=SLOTS, n_requests=ASKED)
+    base = Answers(scale="mini", dtype="F16", n_gen=ANSWER, n_seq=SLOTS, n_requests=PROMPTS)
     cells = tuple(
         change(base, model=model, n_clients=users, n_prompt=tokens, lengths=lengths, seed=seed)
         for seed in SEEDS
@@ -170,6 +152,8 @@ def answers(scale: str, gpu: bool = False) -> Plan:
     planned = replace(planned, anchor=None, blocks=1, extra_blocks=0, grows=False, compared=compared)
     return replace(planned, workload="plamo_study.studies.right_answers.work")
 
+
+# ------------------------------------------------------------------ small random files of every architecture
 
 RECURRENT = (  # every one that the generator of the locked engine writes
     "bailingmoe3-moe",
@@ -194,87 +178,85 @@ RECURRENT = (  # every one that the generator of the locked engine writes
     "rwkv6-dense",
 )
 ONE_KIND = ("falcon-h1-dense", "mamba-dense", "mamba2-dense", "rwkv6-dense")  # of layer, in all their layers
-FOUR = ("falcon", "granite", "jamba", "lfm2", "mamba", "minimax", "nemotron", "plamo2")
 CONTROLS = ("llama-dense", "llama-moe", "plamo3-dense")  # attention alone
-UNWRITTEN = ("rwkv6qwen2-dense", "rwkv7-dense", "arwkv7-dense")  # asked too: the row says why there is no file
-OTHER_TYPES = ("F16", "Q8_0")  # of all weights
-KEEP = (  # those that keep states in the engine as released; our build `rollback` adds PLaMo 2
-    "bailingmoe3-moe",
-    "glm5-next-moe",
-    "kimi-k3-moe",
-    "lfm2-dense",
-    "lfm2moe-moe",
-    "nemotron_h-dense",
-    "nemotron_h_moe-dense",
-    "qwen35-dense",
-    "qwen35moe-moe",
-    "qwen4exp-moe",
-)
-LONGER = 32  # columns from which BLAS is handed a product
-FIRST = ("unequal", "late", "copied", "kept", "moved")  # in their order: a software GPU is slow
-SOFTWARE_LIMIT_S = 1800.0  # there, the first process to meet a kernel compiles it: minutes
-SHAPES = {
-    "three layers": {*RECURRENT, *CONTROLS} - {"bailingmoe3-moe"},
-    "four heads": {*CONTROLS} | {name for name in RECURRENT if name.startswith(FOUR)},
-}  # the files that the generator can write
+GENERATOR = "architectures"  # the build that writes the files
+LAYERED = "three layers"  # a form that all are also written in, except
+IN_ONE_FORM = "bailingmoe3-moe"
+PLAIN = "plain"  # whole, and readable by older builds: without the generator's tokenizer and tensors that came later
+STATE_FIRST = "state first"  # as plain, but the first layer is recurrent, and the number of heads one for all layers
+N_CTX = 128  # tokens of a slot
+EQUAL, UNEQUAL = (24, 24, 24), (24, 17, 9)  # tokens of prompts
+ROLLBACK = 8  # tokens whose states a context keeps where some are taken back
+DRAFTS = (1, 2, 3, 4)  # tokens of a draft
+LISTED = "by layer"
+TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
+LEAST, LEAST_ON_GPU = 5e-4, 2e-3  # kernels at 17 slots: up to 2e-4
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question in the words of a table's head; what it does stands in `hybrids.RULES`.
+
+    `lengths`: tokens of each prompt; empty: as many short prompts as the number says. `numbers`: what it counts, if
+    anything. `shared`: all sequences begin with the first one's prompt.
+    """
+
+    words: str
+    lengths: tuple[int, ...]
+    numbers: tuple[int, ...] = (0,)
+    shared: bool = False
+
+
+QUESTIONS = {
+    "equal": Question("equal prompts in one call", EQUAL),
+    "unequal": Question("unequal prompts in one call", UNEQUAL),
+    "steps": Question("steps together", UNEQUAL),
+    "late": Question("a prompt beside steps", UNEQUAL),
+    "left": Question("one leaves, another comes", (*UNEQUAL, 12)),
+    "gaps": Question("slots with gaps", UNEQUAL),
+    "slots": Question("so many slots", (), tuple(range(1, 18))),
+    "cut": Question("a prompt cut", (24,), (1, 2, 3, 5, 8, 16)),
+    "moved": Question("state to another slot", (24,)),
+    "resized": Question("state to another number of slots", (24,)),
+    "copied": Question("a prompt shared by copies", EQUAL, shared=True),
+    "kept": Question("a draft taken back, states kept", (24,), DRAFTS),
+    "kept apart": Question("a draft taken back token by token", (24,), DRAFTS),
+    "kept beside": Question("drafts of several slots", UNEQUAL, DRAFTS),
+    "kept copied": Question("a draft taken back, then copied", EQUAL, DRAFTS, shared=True),
+}
+ABOUT_FILES = {LISTED: Question("head counts by layer", (24,))}  # about a file itself: nobody shares anything
+
+
+def short(name: str) -> str:
+    """An architecture as tables and charts name it; a model that is none keeps its name."""
+    return "llama MoE" if name == "llama-moe" else name.replace("-dense", "").replace("-moe", "")
+
+
+def tolerance(rounding: float, gpu: bool = False) -> float:
+    """Largest relative error of logits that rounding explains.
+
+    On a GPU: CUDA multiplies 4 to 16 columns in TF32, whose mantissa is as short as that of F16 (ggml-cuda/mmf.cu).
+    """
+    return max(LEAST_ON_GPU if gpu else LEAST, TIMES * rounding)
 
 
 def hybrids(scale: str, gpu: bool = False) -> Plan:
-    """Each question with each of its numbers; with the middle one also a planted fault, other types, two shapes.
+    """Each question with each of its numbers; with the middle one also a planted fault, and files of three layers.
 
-    StudyError for a scale other than mini: the files are small whatever the scale.
+    At mini whatever the scale: the files are small and random.
     """
-    if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "these files are small and random", "choose --scale mini")
     base = Hybrid(dtype="F32", n_gpu_layers=-1 if gpu else 0)
-    asked: list[Cell] = []
-    others: list[Cell] = []
+    needed: list[Hybrid] = []
+    others: list[Hybrid] = []
     for name, question in QUESTIONS.items():
         middle = question.numbers[(len(question.numbers) - 1) // 2]
         for model in (*RECURRENT, *CONTROLS):
-            of = change(base, model=model, question=name)
-            asked += [change(of, number=number) for number in question.numbers]
-            one = change(of, number=middle)
-            others += [change(one, planted=True), *(change(one, dtype=dtype) for dtype in OTHER_TYPES)]
-            others += [change(one, form=form) for form, written in SHAPES.items() if model in written]
-    asked += [change(base, model=model, question="steps") for model in UNWRITTEN]
-    cells = (*asked, *others)
-    mended = tuple(cell for cell in cells if isinstance(cell, Hybrid) and _is_mended(cell))
-    return Plan(
-        "04-hybrids",
-        "mini",
-        cells,
-        (),
-        None,
-        1,
-        0,
-        TIME_LIMIT_S["mini"],
-        compared=mended,
-        needed=len(asked),
-        workload="plamo_study.studies.right_answers.hybrids",
-        program=architectures.NAME,
-        grows=False,
-    )
-
-
-def elsewhere(scale: str, gpu: bool = False) -> Plan:
-    """Each question with its middle number, plainly and with a planted fault: for other backends than the CPU's own.
-
-    Prompts are longer on a CPU, so that BLAS is handed their products too. StudyError for a scale other than mini.
-    """
-    usual = hybrids(scale, gpu)
-    one = [cell for cell in usual.cells if isinstance(cell, Hybrid) and cell.planted]
-    cells: list[Cell] = []
-    for name in dict.fromkeys((*FIRST, *QUESTIONS)):
-        of = [change(cell, longer=0 if gpu else LONGER) for cell in one if cell.question == name]
-        cells += [change(cell, planted=planted) for planted in (False, True) for cell in of]
-    limit_s, needed = SOFTWARE_LIMIT_S if gpu else usual.time_limit_s, len(RECURRENT) + len(CONTROLS)
-    return replace(
-        usual, study="04-elsewhere", cells=tuple(cells), time_limit_s=limit_s, compared=tuple(cells), needed=needed
-    )
-
-
-def _is_mended(cell: Hybrid) -> bool:
-    """Whether the build `recurrent` is asked the same: where it should answer otherwise, or could break something."""
-    reserves = cell.model in ("kimi-linear-moe", "minimax-01-moe") and cell.question in ("slots", "resized")
-    return not cell.planted and cell.dtype == "F32" and (reserves or cell.question.startswith("kept"))
+            cell = change(base, model=model, question=name)
+            needed += [change(cell, number=number) for number in question.numbers]
+            others.append(change(cell, number=middle, planted=True))
+            if model != IN_ONE_FORM:
+                others.append(change(cell, number=middle, form=LAYERED))
+    cells = (*needed, *others)
+    planned = Plan("04-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], grows=False, program=GENERATOR)
+    workload = "plamo_study.studies.right_answers.hybrids"
+    return replace(planned, compared=cells, needed=len(needed), workload=workload)
