@@ -19,7 +19,7 @@ from llama_meter.measure.process import Outcome
 from llama_meter.models import check as checks, header, registry, synthetic, tensors
 from llama_meter.models.check import Finding, blocking, repair, requested, ssm_out_findings
 from llama_meter.rows import Failure, Measured
-from plamo_study.cli import models
+from plamo_study.cli import main
 
 HEADS = "plamo2.attention.head_count"
 
@@ -159,10 +159,10 @@ def test_an_engine_that_lacked_memory_says_nothing_against_the_file_or_the_build
 
 def test_a_fetched_file_is_held_against_its_hash(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: mini_file())
-    models.fetch("owner/name", "a.gguf", sha256=tensors.read_sha256(mini_file()))
+    main.fetch("owner/name", "a.gguf", sha256=tensors.read_sha256(mini_file()))
     assert tensors.read_sha256(mini_file()) in capsys.readouterr().out
     with pytest.raises(StudyError, match="its SHA-256 is"):
-        models.fetch("owner/name", "a.gguf", sha256="0" * 64)
+        main.fetch("owner/name", "a.gguf", sha256="0" * 64)
 
 
 def test_disagreement_with_the_oracle_and_rotation_by_nothing_are_blocking():

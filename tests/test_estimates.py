@@ -119,7 +119,7 @@ def test_two_different_cells_are_never_mixed_and_a_block_measured_again_is_none(
     with pytest.raises(StudyError, match="n_seq"):
         compare(steps, of="n_seq > 0", to="n_seq == 1", by="model")
     again = pd.concat([steps.assign(usable=True), steps[steps.block == 2].assign(usable=False)])
-    with pytest.raises(StudyError, match=r"measured again[\s\S]*m\[m.usable\]"):
+    with pytest.raises(StudyError, match=r"m\[m.usable\]"):
         estimate(again, by="model n_seq")
 
 

@@ -1,7 +1,6 @@
 """The probe of anybody's server: contamination is found where it is, the binding phase named, the key kept."""
 
 import json
-import re
 import time
 from dataclasses import replace
 
@@ -161,11 +160,6 @@ def test_answers_that_nobody_can_have_written_so_fast_come_from_a_cache(repeat, 
     assert verdict == ("cannot tell" if is_cached else "right")
 
 
-def test_a_server_that_answers_cold_otherwise_than_warm_is_not_said_to_sample():
-    alone = [[spoken(f"{n}{text}", 0.2) for text in ("abc", "xbc", "xbc")] for n in range(right.PROMPTS)]
-    assert "cold" in right.judged(right.Sample(alone)).why
-
-
 def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatch):
     monkeypatch.setattr(probe, "GRACE_S", 0.2)
     found = probe.probe(Target(stands_in("hangs")), USUAL, 1.0)
@@ -253,8 +247,6 @@ def test_the_report_is_json_or_text_and_the_key_is_in_neither(stands_in, monkeyp
     done = CliRunner().invoke(main.app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     assert set(misbehaving.Handler.keys) == {"Bearer very-secret"}
-    most = int(re.search(r"at most (\d+) requests", done.output)[1])
-    assert len(misbehaving.Handler.keys) <= most
     told = json.loads(done.stdout)
     assert told["right"]["verdict"] == "right"
     assert told["right"]["compared"] == right.ROUNDS * (sum(right.TOGETHER) + right.TOGETHER[0])

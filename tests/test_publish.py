@@ -134,7 +134,7 @@ def test_only_executed_notebooks_of_different_names_are_published(tmp_path):
         ([Path(__file__)], "not a readable notebook"),
         ([], "no executed notebook"),
         ([untitled], "has no title"),
-        ([good, good], "share this name"),
+        ([good, good], "share a name"),
     ):
         with pytest.raises(StudyError, match=message):
             publish(sources, tmp_path / "site")

@@ -1,6 +1,5 @@
 """Notebooks are executed for real, kernels really die."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -126,19 +125,3 @@ def test_what_a_page_is_made_from_changes_with_its_rows_and_the_engine(tmp_path,
     assert len(set(found)) == len(found)
     (data / "measured/local/06-context.mini.jsonl").write_text("measured")
     assert runs._made_from(one, {}) == found[-1], "rows of another notebook"
-
-
-def test_an_executed_notebook_that_is_torn_is_no_result(tmp_path, monkeypatch):
-    """As a disk that fills up leaves it: papermill thinks that it wrote the file."""
-    execute = runs._execute
-
-    def torn(notebook, partial, *how):
-        problem = execute(notebook, partial, *how)
-        os.truncate(partial, partial.stat().st_size // 2)
-        return problem
-
-    monkeypatch.setattr(runs, "_execute", torn)
-    result = runs.run(NOTEBOOKS / "plain.ipynb", {}, tmp_path)
-    assert (result.status, result.output) == ("incomplete", None)
-    assert "df -h" in result.message
-    assert not (tmp_path / "plain.ipynb").exists()

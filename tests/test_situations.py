@@ -105,8 +105,8 @@ def test_odd_surroundings_are_named_or_mended_and_hide_no_error(odd, code, messa
 @pytest.mark.parametrize(
     ("files", "day", "kept"),
     [
-        ("/home/me/b.gguf", "today", ["your-machine-b-{}"]),
-        ("", "2026-01-02", ["your-machine-models-2026-01-02"]),
+        ("/home/me/b.gguf", "today", ["your-machine-{}T100000"]),
+        ("", "2026-01-02", ["your-machine-2026-01-02T100000"]),
     ],
 )
 def test_the_page_of_another_day_or_of_other_files_is_kept(files, day, kept, tmp_path, monkeypatch):

@@ -132,12 +132,9 @@ def _offloads(engine: str, device: str) -> bool:
     facts = runner.engine_facts()
     if facts["gpu_offload"]:
         return True
-    if device == "gpu":
-        why = "the engine in use was built without a GPU backend, or sees no GPU"
-        raise StudyError("device gpu", why, "plamo-study engine list, or the device cpu or auto")
-    if set(facts.get("options", ())) & ON_GPU:
-        why = "was built for a GPU and finds none: it would measure the CPU"
-        raise StudyError(f"engine {engine}", why, "nvidia-smi or vulkaninfo, which must list one; or the device cpu")
+    if device == "gpu" or set(facts.get("options", ())) & ON_GPU:
+        why = "has no GPU backend, or finds no GPU: it would measure the CPU"
+        raise StudyError(f"engine {engine or 'in use'}", why, "nvidia-smi must list one; or give the device cpu")
     return False
 
 
@@ -178,7 +175,8 @@ def measure(
         raise
     for row in summary.rows:
         refuse(row)
-    for text in (*_unseen(planned, summary, sweep), *_failed(planned, summary)):
+    unseen = [f"no time was left for {file[0]} in {file[2]}: {_goes_on(planned, sweep)}" for file in summary.unseen]
+    for text in (*unseen, *_failed(planned, summary)):
         line.fail(text, NOT_MEASURED)
     done = f"*{study}: all rows were measured before.*"
     if summary.measured:
@@ -267,16 +265,6 @@ def _no_time(planned: Plan, summary: runner.Summary, sweep: Sweep) -> str:
     if not summary.left_out:
         return ""
     return f"No time for {len(summary.left_out)} of {len(planned.cells)} cells: {_goes_on(planned, sweep)}"
-
-
-def _unseen(planned: Plan, summary: runner.Summary, sweep: Sweep) -> list[str]:
-    """Each file of a user's own that nothing is said about, why, and the command that measures it."""
-    judged = {file for row in summary.rows if isinstance(row.cell, Gate) for file in row.cell.files}
-    return [
-        f"{file[0]} in {file[2]} {'is right' if file in judged else 'was not judged'}, and there was no time to "
-        f"{'time' if file in judged else 'judge'} it: nothing of it is measured. {_goes_on(planned, sweep)}"
-        for file in summary.unseen
-    ]
 
 
 def _goes_on(planned: Plan, sweep: Sweep) -> str:

@@ -130,14 +130,10 @@ papermill_engines.register("whole", Engine)
 def find_notebooks(names: Sequence[str]) -> list[Path]:
     """Return the notebooks named by number (`01`), name (`01-phase-asymmetry`) or path; all of them for no names.
 
-    Raises StudyError for a name that matches none or several, and for two notebooks of the same name.
+    Raises StudyError for a name that matches none or several.
     """
     notebooks = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
     chosen = list(dict.fromkeys(_find(name, notebooks) for name in names)) if names else notebooks
-    stems = [path.stem for path in chosen]
-    for stem in stems:
-        if stems.count(stem) > 1:
-            raise StudyError(stem, "two notebooks of this name would share one output", "run them one after the other")
     if not chosen:
         raise StudyError(str(paths.NOTEBOOKS), "holds no notebooks", "git checkout -- notebooks")
     return chosen
@@ -247,12 +243,12 @@ def run(
             return RunResult(notebook, outcome or "ok", seconds, output)
         except OSError as full:
             problem = full
-    status, error, message = _reason(problem, torn=executed is None)
+    status, error, message = _reason(problem)
     return RunResult(notebook, status, seconds, None, _last_started(executed) if executed else None, error, message)
 
 
 def _read_back(path: Path) -> nbformat.NotebookNode | None:
-    """An executed notebook; None where there is none, or it is torn, as a full disk leaves it."""
+    """An executed notebook; None where none can be read."""
     try:
         return nbformat.read(path, as_version=4)
     except Exception:  # nbformat and JSON each raise their own kind here
@@ -334,10 +330,8 @@ def _last_started(executed: nbformat.NotebookNode) -> int | None:
     return started[-1] if started else None
 
 
-def _reason(problem: Exception | None, torn: bool = False) -> tuple[Status, str, str]:
+def _reason(problem: Exception | None) -> tuple[Status, str, str]:
     match problem:
-        case None if torn:
-            return "incomplete", "OSError", "what was executed cannot be read back: look at the disk with `df -h`"
         case None:
             return "incomplete", "SystemExit", "the notebook ended before its last cell"
         case DeadKernelError():

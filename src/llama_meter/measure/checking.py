@@ -19,7 +19,7 @@ from llama_meter.models.registry import ModelFile
 from llama_meter.rows import Measured
 
 TIME_S, BYTES_PER_S = 60.0, 5e6  # time limit: a start, and the oracle's arithmetic on a slow core
-OTHER = "plamo-study models list" + " names files that are known to work"
+OTHER = "name another file: one that `make study SCALE=mini` writes is known to work"
 
 
 def check(path: Path, time_limit_s: float | None = None) -> list[Finding]:

@@ -276,7 +276,6 @@ def paths_of(named: str | Iterable[Any]) -> list[Path]:
 
 
 def _one(path: Path) -> ModelFile:
-    check_path(path)
     whole = path.resolve()
     header = read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
     require_model(header)

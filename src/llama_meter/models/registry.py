@@ -196,4 +196,4 @@ def spec(name: str, scale: str) -> ModelSpec:
     if (name, scale) in specs:
         return specs[name, scale]
     known = ", ".join(f"{model} ({at})" for model, at in specs)
-    raise StudyError(f"model {name!r} at scale {scale!r}", f"unknown; known: {known}", "plamo-study models list")
+    raise StudyError(f"model {name!r} at scale {scale!r}", f"unknown; known: {known}", "choose one of these")

@@ -117,11 +117,8 @@ def first_name(path: Path, now: str) -> str:
 
 
 def read_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, cached per process while the file looks the same. StudyError as `sha256`."""
-    try:
-        return _digest(path.resolve(), *looks(path))
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
+    """SHA-256 of a file's bytes, cached per process while the file looks the same. StudyError as `looks`."""
+    return _digest(path.resolve(), *looks(path))
 
 
 def sha256_of_parts(parts: Sequence[Path]) -> str:
@@ -131,7 +128,7 @@ def sha256_of_parts(parts: Sequence[Path]) -> str:
 
 
 def looks(path: Path) -> tuple[int, int, int, int]:
-    """What tells a file from the same one before a change: its inode, size, and both times. StudyError as `sha256`."""
+    """What tells a file from the same one before a change: its inode, size, and both times. StudyError without it."""
     try:
         stat = path.stat()
     except OSError as error:

@@ -48,9 +48,9 @@ class Oracle:
         self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
-            raise StudyError(str(path), f"is {self.arch}, not plamo2 or plamo3", "plamo-study models list")
+            raise StudyError(str(path), f"is {self.arch}, not plamo2 or plamo3", "name a PLaMo file")
         if self._value("rope.scaling.type", "none") != "none":
-            raise StudyError(str(path), "the oracle knows no rope scaling", "plamo-study models list")
+            raise StudyError(str(path), "the oracle knows no rope scaling", "name a file without it")
         self.n_layer = int(self._value("block_count"))
         self._n_head = self._weights.per_layer(f"{self.arch}.attention.head_count", self.n_layer)
         self._n_head_kv = self._weights.per_layer(f"{self.arch}.attention.head_count_kv", self.n_layer)

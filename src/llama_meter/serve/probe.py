@@ -134,16 +134,6 @@ def address(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def cost(usual: Setting) -> str:
-    """Most requests that a probe takes, and tokens of its prompts and answers, in words."""
-    judges, settings = right.most_requests(usual.n), usual.changed().values()
-    longest = (right.CHARACTERS[0] + right.PROMPTS * right.CHARACTERS[1]) // 2  # tokens, if one has two characters
-    tokens = judges * (right.TOKENS + longest) + usual.prompt_tokens + usual.output_tokens
-    tokens += ROUNDS * sum(setting.n * (setting.prompt_tokens + setting.output_tokens) for setting in settings)
-    requests = 3 + judges + ROUNDS * sum(setting.n for setting in settings)
-    return f"at most {requests} requests and {tokens:,} tokens"
-
-
 def probe(target: Target, usual: Setting, seconds: float, say: Callable[[str], None] = lambda line: None) -> Report:
     """Probe a server with its usual requests, for some seconds; StudyError where it answers nothing at all."""
     if not (target.key.isascii() and target.key.isprintable() and target.key == target.key.strip()):

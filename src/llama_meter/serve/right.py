@@ -5,8 +5,8 @@ neighbours each time. Every answer is held against its prompt's answers alone. N
 does for the other: states exchanged between equal prompts change nothing, and some faults need them.
 
 **Alone** every prompt is asked ALONE times, the others in between. If its answers differ then, by more than a near-tie,
-the server samples, or answers strangers as well, and nothing can be told. If only the first is another, a cache of
-prompts does it. Repeats that return in a fraction of the first's time are read from a cache of answers: nor that.
+the server samples, has a cache of prompts, or answers strangers as well, and nothing can be told. Nor can it where
+repeats return in a fraction of the first's time: they are read from a cache of answers.
 
 **Near-ties.** Batches of other shapes round differently, and between two nearly equally likely tokens rounding decides
 (`measure/tolerance.py`). A type finer than BF16 moves the lead less than is allowed there (F16: 0.03). What was rounded
@@ -69,12 +69,6 @@ def at_once(concurrency: int) -> tuple[int, ...]:
     return max(TOGETHER[0], concurrency), *TOGETHER[1:]
 
 
-def most_requests(concurrency: int) -> int:
-    """Most requests that both questions take, with a second try where a server gives no log probabilities."""
-    together = at_once(concurrency)
-    return PROMPTS * (1 + ALONE) + ROUNDS * sum(together) + COPIED * together[0] + 1
-
-
 def prompts() -> list[Prompt]:
     """The prompts, of different lengths and beginnings."""
     first, more = CHARACTERS
@@ -116,8 +110,6 @@ async def _alone(web: Client, target: Target, of_all: Sequence[Prompt]) -> list[
     if any(answer.failure for answer in turns[0]):  # perhaps it does not support log probabilities
         top, turns = 0, []
     while len(turns) < ALONE:
-        turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
-    if changing(list(zip(*turns, strict=True))):  # once more: is only the first another?
         turns.append([await client.ask(web, target, prompt, top=top) for prompt in of_all])
     return [list(answers) for answers in zip(*turns, strict=True)]
 
@@ -211,10 +203,8 @@ def _verdict(sample: Sample, facts: dict[str, Any], tied: int, unsure: int) -> t
     if sample.gone:
         return "wrong", f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
     if changed := changing(sample.alone):
-        if len(sample.alone[0]) > ALONE and not changing([answers[1:] for answers in sample.alone]):
-            why = "get another answer cold than warm: first one, then always another, as a cache of prompts does it"
-            return "cannot tell", f"{changed} of {PROMPTS} prompts {why}"
-        return "cannot tell", f"{changed} of {PROMPTS} prompts get another answer alone: it samples, or has other users"
+        why = "get another answer alone: it samples, has a cache of prompts, or other users"
+        return "cannot tell", f"{changed} of {PROMPTS} prompts {why}"
     if cached(sample.alone):
         why = "repeated prompts come back in a fraction of the first's time: a cache answers, and nothing is computed"
         return "cannot tell", why

@@ -8,7 +8,6 @@ from llama_meter import surroundings
 surroundings.prepare()
 
 import json as jsonlib
-import math
 import os
 import sys
 from contextlib import nullcontext
@@ -18,33 +17,33 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.text import Text
 
 from llama_meter import journal, paths
+from llama_meter.disk import check_out
 from llama_meter.engine import builds as engines
 from llama_meter.errors import StudyError
 from llama_meter.limits import defect
+from llama_meter.measure import checking, files
 from llama_meter.measure.request import NOTHING, Request, sweep
+from llama_meter.models import check as checks, header, recipes, tensors
+from llama_meter.models.check import blocking
 from llama_meter.serve import server
 from plamo_study import live
-from plamo_study.cli import cluster, models as cli_models
+from plamo_study.cli import cluster
 from plamo_study.cli.terminal import Terminal, alone, bar, console, grid, guarded, short, shown
 from plamo_study.studies import registry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.add_typer(cli_models.app, name="models")
+models = typer.Typer(no_args_is_help=True, help="Model files: fetch, check and quantize them.")
+app.add_typer(models, name="models")
 builds = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp by name: corrected ones, and releases.")
 app.add_typer(builds, name="engine")
 
 MINUTES = 5.0  # for measuring a machine's page, or all studies at mini
 DAY_S = 86_400.0
+STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
 LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
-
-
-def finite(value: float | None) -> float | None:
-    """The value, if it is finite; an option's range accepts NaN."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a number of minutes, seconds or requests")
-    return value
 
 
 Engine = Annotated[
@@ -58,6 +57,9 @@ Files = Annotated[
     list[str] | None,
     typer.Option("--file", metavar="GGUF", help="measure this file instead of the study's models; may be repeated"),
 ]
+
+
+Replace = Annotated[bool, typer.Option("--force", help="replace an existing file")]
 
 
 class Format(StrEnum):
@@ -118,7 +120,6 @@ def study(
         float | None,
         typer.Option(
             min=0,
-            callback=finite,
             help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {MINUTES:g}, with scale shape 0",
         ),
     ] = None,
@@ -152,7 +153,7 @@ def run(
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; by default no limit")
+        float | None, typer.Option(min=0, help=f"minutes for measuring, {LIMIT}; by default no limit")
     ] = None,
     engine: Engine = None,
     device: Device = "auto",
@@ -172,7 +173,7 @@ def measure(
     scale: Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")] = "mini",
     minutes: Annotated[
         float,
-        typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; 0: what the plan takes"),
+        typer.Option(min=0, help=f"minutes for measuring, {LIMIT}; 0: what the plan takes"),
     ] = 0,
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
     retry_failed: Annotated[bool, typer.Option(help="repeat rows that failed or came out wrong")] = False,
@@ -194,15 +195,15 @@ def measure(
 ) -> None:
     """Measure a study without its notebook; completed cells are skipped."""
     varied = sweep(**_values(parameter, file, engine))
-    device = Request.of({"device": device}).device
+    request = Request.of({"device": device, "minutes": minutes})
     if varied != NOTHING and not registry.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
     others = [engines.resolve(build) for build in engines.named(beside or [])]
-    planned = live.build(name, scale, device, varied)
+    planned = live.build(name, scale, request.device, varied)
     path = journal.journal_path(name, planned.scale, journal.REFERENCE if reference else journal.LOCAL)
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere, shown(name) as line:
         how = {"retry_failed": retry_failed, "beside": others, "elsewhere": elsewhere}
-        summary = live.measure(planned, path, line, varied, minutes, **how)
+        summary = live.measure(planned, path, line, varied, request.minutes, **how)
     console.print(f"{len(summary.rows)} rows, {len(summary.failed)} failed or wrong ({short(path)})")
     raise typer.Exit(0 if summary.well else 1)
 
@@ -238,9 +239,9 @@ def probe(
     output_tokens: Annotated[int, typer.Option(min=2, max=100_000, help="tokens of its answer")] = 32,
     concurrency: Annotated[int, typer.Option(min=1, max=1000, help="concurrent requests")] = 2,
     rate: Annotated[
-        float, typer.Option(min=0, max=1000, callback=finite, help="requests per second instead; 0: keep `concurrency`")
+        float, typer.Option(min=0, max=1000, help="requests per second instead; 0: keep `concurrency`")
     ] = 0.0,
-    seconds: Annotated[float, typer.Option(min=1, max=DAY_S, callback=finite, help="approximate limit")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=1, max=DAY_S, help="approximate limit")] = 120.0,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
 ) -> None:
     """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
@@ -249,7 +250,7 @@ def probe(
 
     target = Target(probing.address(url), model, key=os.environ.get(probing.KEY, ""))
     usual = probing.Setting(concurrency, prompt_tokens, output_tokens, rate)
-    console.print(f"{target.url}: {probing.cost(usual)}, about {seconds:.0f} s")
+    console.print(f"{target.url}: about {seconds:.0f} s")
     probed = probing.probe(target, usual, seconds, console.print)
     if json:
         typer.echo(jsonlib.dumps(msgspec.to_builtins(probed)))  # NaN stays NaN
@@ -284,6 +285,74 @@ def list_engines() -> None:
         corrects = ", ".join(defect(code) for code in definition["corrects"]) or "nothing"
         table.add_row(name, engines.state(name), corrects, definition["description"])
     Terminal().print(table)
+
+
+@models.command()
+def fetch(
+    repository: Annotated[str, typer.Argument(help="on Hugging Face, e.g. mmnga/plamo-2-1b-gguf")],
+    name: Annotated[str, typer.Argument(metavar="FILE", help="of its files")],
+    revision: Annotated[str, typer.Option(help="commit, branch or tag")] = "main",
+    sha256: Annotated[str, typer.Option(metavar="HEX", help="expected SHA-256, 64 hex digits")] = "",
+) -> None:
+    """Download one file of a repository and print its path and hash; an interrupted download goes on."""
+    from huggingface_hub import errors, hf_hub_download  # a second of loading, which the others do not need
+
+    folder = paths.MODELS / "hub" / repository.replace("/", "--")
+    try:
+        path = Path(hf_hub_download(repository, name, revision=revision, local_dir=folder))
+    except errors.GatedRepoError as error:
+        raise StudyError(repository, "is gated", "accept its licence on its page, then set HF_TOKEN") from error
+    except Exception as error:  # the hub's client, its transport and its store each raise their own kinds
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise StudyError(f"{repository} {name}", why, "check both names and the network") from error
+    digest = tensors.read_sha256(path)
+    if sha256 and digest != sha256.lower():
+        raise StudyError(str(path), f"its SHA-256 is {digest}, not {sha256}", "delete it and fetch it again")
+    typer.echo(f"{path}  {digest}")
+
+
+@models.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
+    repair: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="write FILE to OUT with corrected metadata, and check OUT")
+    ] = None,
+    force: Replace = False,
+) -> None:
+    """Check whether a file can be measured; exit code 1 for a blocking finding."""
+    if repair is not None:
+        check_out(repair, force)
+        console.print(checks.repair(file, repair), markup=False)
+        file = repair
+    findings = checking.check(file)
+    table = grid("severity", "code", "evidence", "mend", title=Text(short(file)))
+    for finding in findings:
+        severity = Text(finding.severity, style=STYLES[finding.severity])
+        table.add_row(severity, finding.code, Text(finding.evidence), Text(finding.mend))
+    Terminal().print(table if findings else Text(f"{short(file)}: nothing found"))
+    raise typer.Exit(1 if blocking(findings) else 0)
+
+
+@models.command()
+def quantize(
+    source: Annotated[Path, typer.Argument(help="an F32, F16 or BF16 GGUF file")],
+    file_type: Annotated[
+        str,
+        typer.Option(
+            "--type", metavar="TYPE", help="e.g. Q4_K_M, or with another type for a kind of tensor: Q4_0-ssm_out-F16"
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="default: beside SOURCE, named by the recipe")] = None,
+    force: Replace = False,
+) -> None:
+    """Quantize a file with llama.cpp's own quantizer."""
+    chosen = recipes.by_name(file_type)
+    header.check_path(source)
+    target = recipes.default_out(source, chosen) if out is None else out
+    check_out(target, force)
+    with bar("writing") as update:
+        files.quantize(source, target, chosen, lambda done, total: update(target.name, done, total))
+    console.print(f"{short(target)}: {target.stat().st_size / 1e6:,.1f} MB", soft_wrap=True)
 
 
 if __name__ == "__main__":

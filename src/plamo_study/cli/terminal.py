@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
@@ -66,11 +66,6 @@ def guarded(command: Callable[[], object]) -> None:
             stream.reconfigure(errors="backslashreplace")  # no text that one of them cannot encode is an error
     children.keep_python_safe()
     try:
-        try:
-            os.getcwd()
-        except FileNotFoundError:
-            mend = f"cd {paths.ROOT}, or another folder"
-            raise StudyError("the working directory", "has been deleted", mend) from None
         command()
     except MENDABLE as error:
         study_error = mendable(error)
@@ -145,19 +140,16 @@ def shown(study: str) -> Iterator[Shown]:
 
 
 @contextmanager
-def bar(what: str, *columns: object) -> Iterator[Callable[[str, int, int], None]]:
+def bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar: call it with what is done now, how much of it, and of how much (0: unknown)."""
-    shape = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeElapsedColumn())
-    with Progress(*shape, console=console) as made:  # type: ignore[arg-type] # columns of rich
+    shape = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*shape, console=console) as made:
         task = made.add_task(what, total=None)
 
         def update(now: str, done: int, total: int) -> None:
             made.update(task, description=f"{what}: {now}", completed=done, total=total or None)
 
         yield update
-
-
-BYTES = DownloadColumn()
 
 
 def short(path: Path) -> str:

@@ -119,18 +119,13 @@ def read(source: Path) -> nbformat.NotebookNode:
 
 
 def whose_rows(notebook: nbformat.NotebookNode) -> str:
-    """Whose rows a notebook shows, from the metadata of its outputs; "" where it does not say."""
-    kinds = [
-        of for cell in notebook.cells for out in cell.get("outputs", ()) for of in out.get("metadata", {}).values()
-    ]
-    entries = [of[theme.ROWS_KEY] for of in kinds if isinstance(of, dict) and theme.ROWS_KEY in of]
-    live = any(entry.get("source") == "live" for entry in entries)
-    of_source = [entry for entry in entries if (entry.get("source") == "live") == live]
-    days = sorted(str(day) for entry in of_source for day in entry.get("days", ()))
-    parts = [str(entry.get(name, "")) for name in ("machine", "device", "engine") for entry in of_source]
-    parts += [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
-    begin = "Measured by the publisher" if live else "Reference rows"
-    return " · ".join([begin, *dict.fromkeys(filter(None, parts))]) if entries else ""
+    """Whose rows a notebook shows, from the metadata of its first output that says so; "" where none does."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    kinds = [kind for output in outputs for kind in output.get("metadata", {}).values() if isinstance(kind, dict)]
+    about: dict[str, Any] = next((kind[theme.ROWS_KEY] for kind in kinds if theme.ROWS_KEY in kind), {})
+    begin = "Measured by the publisher" if about.get("source") == "live" else "Reference rows"
+    parts = [*(about.get(name, "") for name in ("machine", "device", "engine")), " to ".join(about.get("days", ()))]
+    return " · ".join([begin, *filter(None, parts)]) if about else ""
 
 
 def _names(sources: Sequence[Path]) -> list[str]:
@@ -138,9 +133,8 @@ def _names(sources: Sequence[Path]) -> list[str]:
     if not names:
         mend = "plamo-study run, or publish recorded ones: plamo-study publish notebooks/*.ipynb"
         raise StudyError("publish", "there is no executed notebook", mend)
-    for name in names:
-        if names.count(name) > 1 or name in ("index", GLOSSARY.stem):
-            raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
+    if len({*names, "index", GLOSSARY.stem}) < len(names) + 2:
+        raise StudyError(", ".join(names), "two pages would share a name", "rename one of the notebooks")
     return names
 
 

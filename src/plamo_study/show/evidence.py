@@ -3,7 +3,6 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 import pandas as pd
@@ -230,7 +229,6 @@ def about(recording: Recording) -> dict[str, Any]:
         "device": _shared(recording),
         "engine": " and ".join(dict.fromkeys(f"llama.cpp {commit(fact)}" for fact in engines)),
         "days": list(dict.fromkeys((*days[:1], *days[-1:]))),
-        "version": metadata.version("plamo-study"),
     }
 
 

@@ -141,14 +141,9 @@ def _groups(
     if len(mixed):
         group = next(iter(mixed.groupby(names, dropna=False)))[1] if names else mixed
         varying = [name for name in group if name not in VARIES | {"block"} and group[name].astype(str).nunique() > 1]
-        again = not varying and "usable" in group and not group["usable"].all()
-        why = (
-            "holds a block twice, once as it was measured again"
-            if again
-            else f"mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}"
-        )
-        fix = "choose one of each with .query(...), or name the columns in by="
-        raise StudyError(what, f"a group {why}", "keep the rows that count: m[m.usable]" if again else fix)
+        why = f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}"
+        mend = "keep the rows that count, m[m.usable], choose one of each with .query(...), or name the columns in by="
+        raise StudyError(what, why, mend)
     frame = frame[[*dict.fromkeys([*names, "machine", "block", "value", *others])]]  # groups of few columns are cheap
     if not names:
         return [((), frame)] if len(frame) else []
