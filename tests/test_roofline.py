@@ -5,7 +5,7 @@ import pytest
 from built import longer
 
 from llama_meter import journal, paths
-from llama_meter.engine import ggml, kernels
+from llama_meter.engine import bindings, kernels
 from llama_meter.errors import StudyError
 from llama_meter.journal import REFERENCE
 from llama_meter.measure import files, process
@@ -216,7 +216,7 @@ PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # what 
 
 def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_engines():
     engine = process.work(Job(), 60.0).measured.facts
-    for dtype in ggml.TYPES:
+    for dtype in bindings.TYPES:
         times, taken = kernels.matmul_times(dtype, (256, 256, 2), 1, False, 1, packed=True)
         assert min(times + kernels.matmul_times(dtype, (64, 256, 2), 1, False, 1, packed=False)[0]) > 0
         if "AVX2 = 1" in engine["build"] and "REPACK = 1" in engine["build"]:

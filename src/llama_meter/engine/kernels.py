@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from llama_meter.engine.ggml import TYPES, InitParams, Library, Tensor, ggml
+from llama_meter.engine.bindings import TYPES, InitParams, Library, Tensor, ggml
 
 PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
 ACCELERATOR = 3  # ggml-backend.h, enum ggml_backend_dev_type: used together with the CPU backend, as BLAS is

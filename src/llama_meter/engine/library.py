@@ -15,8 +15,7 @@ from typing import Any
 
 from llama_meter import children
 from llama_meter.disk import plain
-from llama_meter.engine.bindings import described, llama
-from llama_meter.engine.ggml import ggml, library_files
+from llama_meter.engine.bindings import described, ggml, library_files, llama
 
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
 # llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both

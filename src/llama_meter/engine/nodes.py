@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_meter.engine.bindings import llama
-from llama_meter.engine.ggml import OBJECT_SIZE, Tensor, ggml
+from llama_meter.engine.bindings import OBJECT_SIZE, Tensor, ggml, llama
 from llama_meter.engine.session import EngineError, Session
 
 SUM = re.compile(r"(attn_residual|ffn_residual|l_out)-(\d+)")  # plamo2.cpp and plamo3.cpp; l_out renames the second

@@ -11,8 +11,7 @@ import numpy as np
 
 from llama_meter.cells import OnModel
 from llama_meter.engine import library
-from llama_meter.engine.bindings import llama
-from llama_meter.engine.ggml import TYPES
+from llama_meter.engine.bindings import TYPES, llama
 from llama_meter.limits import FIRST_TOKEN
 
 Policy = Literal["per_sequence", "packed"]
