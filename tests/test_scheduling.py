@@ -79,11 +79,11 @@ def test_every_request_is_done_when_a_published_simulator_says():
         for prompt, output in zip(load.prompt, load.output, strict=True)
     ]
     load = replace(load, arrives=[at * float(np.mean(seconds)) / 0.85 / n for at in load.arrives])
-    expected, found = by_ciw(load, seconds, n), np.full(len(seconds), np.nan)
+    expected, ends = by_ciw(load, seconds, n), np.full(len(seconds), np.nan)
     for share in law.least_work(load, n, seconds):
-        found[share] = [times[-1] for times in serve(load.chosen(share), rule, Simulated(model), 1)]
+        ends[share] = [times[-1] for times in serve(load.chosen(share), rule, Simulated(model), 1)]
     assert (np.array(expected) - load.arrives > 2 * np.array(seconds)).mean() > 0.1, "many had to wait"
-    assert found == pytest.approx(expected, rel=1e-9)
+    assert ends == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -113,7 +113,7 @@ def test_a_fit_gives_back_what_the_calls_were_made_of():
     assert both == pytest.approx(model.seconds(5, 400, 0, 0) + model.seconds(0, 0, 64, 1), rel=1e-9)
     # twice as slow from 9 sequences on: no slope smears it over its neighbours
     steps = [(n, n * held, 0, 0, 1e-3 * (1 + (n > 8))) for n in range(1, 13) for held in (100, 200, 300)]
-    switch = fit(calls(steps + [(0, 0, 16, 0, 1e-3)] * 3))
+    switch = fit(calls(steps + [(0, 0, 1, 0, 1e-3)] * 3))
     assert switch.seconds(9, 900, 0, 0) == pytest.approx(2 * switch.seconds(8, 800, 0, 0))
     for call in ((18, 18, 0, 0), (1, 9000, 0, 0), (0, 0, 513, 0), (0, 0, 16, 5000)):
         with pytest.raises(StudyError, match="was not measured"):
@@ -123,7 +123,7 @@ def test_a_fit_gives_back_what_the_calls_were_made_of():
 # ------------------------------------------------------------------ the engine, driven by policies
 
 
-def asked(model=HYBRID, rule="chunked 64", **fields):
+def cell_of(model=HYBRID, rule="chunked 64", **fields):
     usual = {"n_prompt": 256, "n_gen": 8, "n_seq": 4, "n_requests": 12, "per_second": 200.0}
     return Traffic(model=model, scale="mini", dtype="F16", rule=rule, **usual | fields)
 
@@ -138,7 +138,7 @@ def run(cell):
 )
 def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
     """Slots are left and filled, prompts ride along in pieces, sequences move: no answer notices."""
-    cell = asked(model, rule, n_threads=2 if rule == SPLIT else 1)
+    cell = cell_of(model, rule, n_threads=2 if rule == SPLIT else 1)
     measured, load = run(cell), loop.drawn(cell)
     assert measured.valid, measured.checks
     assert measured.checks["second_path_error"] < ENOUGH
@@ -159,7 +159,7 @@ def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
 
 def test_the_engine_makes_the_calls_that_the_simulation_makes():
     """All are there at once, so no clock decides: both sides have to do the same, call by call."""
-    cell = asked(per_second=1e9)
+    cell = cell_of(per_second=1e9)
     series, made = run(cell).series, []
 
     class Watched(Simulated):
@@ -177,17 +177,16 @@ def test_the_engine_makes_the_calls_that_the_simulation_makes():
 
 
 def test_parts_hold_every_kind_of_call_that_traffic_makes():
-    cell = asked(HYBRID, PARTS, n_requests=1, n_gen=16, n_prompt=128)
+    cell = cell_of(HYBRID, PARTS, n_requests=1, n_gen=16, n_prompt=128)
     measured = run(cell)
     assert measured.valid, measured.checks
     columns = [measured.series[name] for name in CALL]
     fitted = fit(calls(np.array([*columns, np.array(measured.samples_ns[0]) / 1e9]).T))
-    assert (fitted.least, len(fitted.step)) == (1, cell.n_seq)
-    assert (fitted.shortest, len(fitted.base)) == (1, cell.n_prompt)
+    assert (len(fitted.step), len(fitted.base)) == (cell.n_seq, cell.n_prompt)
     assert fitted.held == fitted.before == cell.n_prompt + cell.n_gen - 1
-    asking = asked(n_prompt=128)
-    served = serve(loop.drawn(asking), policy("chunked 64"), Simulated(fitted), asking.n_seq)
-    assert [*map(len, served)] == loop.drawn(asking).output
+    loaded = cell_of(n_prompt=128)
+    served = serve(loop.drawn(loaded), policy("chunked 64"), Simulated(fitted), loaded.n_seq)
+    assert [*map(len, served)] == loop.drawn(loaded).output
 
 
 # ------------------------------------------------------------------ predictions
@@ -227,7 +226,7 @@ def test_no_way_knows_the_load_that_it_predicts(seen, monkeypatch):
         for part in (recorded, replace(recorded, rows=rows.assign(**slower)))
         for measured in (measurements.tidy(part),)
     )
-    before, after = (found[found["per_second"] == at].reset_index() for found in (before, after))
+    before, after = (lines[lines["per_second"] == at].reset_index() for lines in (before, after))
     assert before["predicted"].tolist() == pytest.approx(after["predicted"].tolist(), nan_ok=True)
     assert after["ratio"][0].value < before["ratio"][0].value / 5
 
@@ -256,6 +255,6 @@ def test_a_worker_of_a_cluster_simulates_what_is_simulated_here(tmp_path):
 
 
 def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
-    found = [machines for machines, well in law.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
-    assert 1.7 <= min(found) < 1.7 * law.MOST ** (1 / 2**law.HALVINGS)
+    enough = [machines for machines, well in law.fewest(lambda n: 1.0 if n >= 1.7 else 0.5) if well >= plan.WELL]
+    assert 1.7 <= min(enough) < 1.7 * law.MOST ** (1 / 2**law.HALVINGS)
     assert [*law.fewest(lambda n: 0.5)] == [(law.MOST, 0.5)], "not even the most is enough"

@@ -30,7 +30,7 @@ from plamo_study.read.frame import STOCK, marked, usable
 from plamo_study.read.metrics import first_tokens, mean_gaps
 from plamo_study.read.recording import read
 from plamo_study.stats.estimates import NS, events
-from plamo_study.studies.latency.loop import AWAKE_S, MORE, Load, Simulated, StepModel, policy, serve
+from plamo_study.studies.latency.loop import AWAKE_S, DRAWN, MORE, Load, Simulated, StepModel, policy, serve
 from plamo_study.studies.latency.metrics import WAITS, waits
 from plamo_study.studies.latency.plan import CALLS, WELL, digest
 
@@ -38,6 +38,7 @@ ORIGIN = ["model", "n_threads", "per_second", "rule"]
 LOADED = ["model", "per_second", "rule"]
 CALL = ["decoding", "keys", "chunk", "before"]  # sequences, tokens they hold, a chunk's tokens, and those before it
 LEAST = 3  # calls of a kind that a constant is fitted on
+STRETCH = 16  # residuals kept in measured order, since slowdowns last for several calls
 SLOPED = 3  # least number of places in a prompt to fit a slope
 SLOWEST = ["ttft_p95", "itl_p95"]  # waits that a replay is tuned on
 TUNED = tuple(product((1.0, 1.1, 1.2, 1.3, 1.4), (1.0, 0.85, 0.7, 0.55, 0.4)))  # times its constants: token, step
@@ -89,21 +90,17 @@ def _calls(used: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_row(row: Any) -> pd.DataFrame:
-    made = pd.DataFrame({name: np.array(row.series[name], int) for name in CALL})
-    made = made.assign(seconds=np.array(row.samples_ns[0]) / NS, idle=0.0)
-    if row.requests:
-        made.loc[(made["chunk"] > 0) & (made["before"] == 0), "idle"] = _idle(row)
-    return made.assign(**{name: getattr(row, name) for name in ORIGIN})
-
-
-def _idle(row: Any) -> list[float]:
-    """Idle seconds before each prompt begins: above 0 only where no request was active before it.
+    """The calls of a row. Idle seconds before a prompt begins: above 0 only where no request was active before it.
 
     Every policy begins prompts in order of arrival. The idle time before the first one is unknown: NaN.
     """
-    came = sorted((request.arrived_ns, request.token_ns[-1]) for request in row.requests)
-    ended = np.maximum.accumulate([end for _, end in came])
-    return [nan, *(max(arrived - end, 0) / NS for (arrived, _), end in zip(came[1:], ended, strict=False))]
+    made = pd.DataFrame({name: np.array(row.series[name], int) for name in CALL})
+    made = made.assign(seconds=np.array(row.samples_ns[0]) / NS, idle=0.0)
+    if row.requests:
+        came, ends = zip(*sorted((each.arrived_ns, each.token_ns[-1]) for each in row.requests), strict=True)
+        idle = np.maximum(came[1:] - np.maximum.accumulate(ends)[:-1], 0) / NS
+        made.loc[(made["chunk"] > 0) & (made["before"] == 0), "idle"] = [nan, *idle]
+    return made.assign(**{name: getattr(row, name) for name in ORIGIN})
 
 
 def load_of(row: Any) -> Load:
@@ -133,34 +130,38 @@ def fit(calls: pd.DataFrame, moving: Sequence[float] = ()) -> StepModel:
     """Fit a step model on calls, a line each: CALL, `seconds` and `idle`; `moving`: seconds of each move to a slot.
 
     Steps and chunks alone give constants and slopes; calls with both only give residuals, and calls after idle time
-    only their extra seconds. StudyError where there are too few steps or chunks.
+    only their extra seconds. StudyError where neither steps nor chunks begin with one.
     """
     woken, calls = calls[calls["idle"] >= AWAKE_S], calls[calls["idle"] < AWAKE_S]
     steps, chunks = calls[calls["chunk"] == 0], calls[calls["decoding"] == 0]
     constants, per_key = _steps(steps)
     sizes, base, slope = _chunks(chunks)
-    if not constants or not sizes:
-        raise StudyError("a step model", f"needs {LEAST} steps and {LEAST} chunks of a kind measured alone", MORE)
-    every, lengths = (np.arange(min(each), max(each) + 1) for each in (constants, sizes))
+    if 1 not in constants or 1 not in sizes:
+        raise StudyError("a step model", "needs steps of one sequence and chunks of one token", MORE)
+    every, lengths = (np.arange(1, max(each) + 1) for each in (constants, sizes))
     model = StepModel(
-        least=int(every[0]),
         step=tuple(np.interp(every, [*constants], [*constants.values()]).tolist()),
         per_key=per_key,
         held=int(np.ceil((steps["keys"] / steps["decoding"]).max())),
-        shortest=sizes[0],
         base=tuple(np.interp(lengths, sizes, base).tolist()),
         slope=tuple(np.interp(lengths, sizes, slope).tolist()),
         before=int(chunks["before"].max()),
-        factors={},
         moving=float(np.median(moving)) if len(moving) else 0.0,
+        drawn={},
     )
-    beyond = woken["seconds"].to_numpy() - _of_calls(model, woken)
     over = calls["seconds"].to_numpy() / _of_calls(model, calls)
     kinds = np.select([calls["chunk"] == 0, calls["decoding"] == 0], ["step", "chunk"], "both")
     by_kind = {name: over[~np.isnan(over) & (kinds == name)] for name in ("step", "chunk", "both")}
     every_kind = np.concatenate(list(by_kind.values()))
-    factors = {name: values if len(values) else every_kind for name, values in by_kind.items()}
-    return replace(model, factors=factors, waking=np.maximum(beyond[~np.isnan(beyond)], 0.0))
+    rng, drawn = np.random.default_rng(0), {}
+    for name, factors in by_kind.items():
+        residuals = factors if len(factors) else every_kind
+        starts = rng.integers(0, len(residuals), DRAWN // STRETCH)
+        drawn[name] = residuals[(starts[:, None] + np.arange(STRETCH)) % len(residuals)].ravel().tolist()
+    beyond = woken["seconds"].to_numpy() - _of_calls(model, woken)
+    extra = np.maximum(beyond[~np.isnan(beyond)], 0.0)
+    drawn["waking"] = np.random.default_rng(1).choice(extra, DRAWN).tolist() if len(extra) else []
+    return replace(model, drawn=drawn)
 
 
 def _of_calls(model: StepModel, calls: pd.DataFrame) -> np.ndarray:
@@ -226,11 +227,11 @@ def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
         model, without, _ = key
         ways = {}
         with suppress(StudyError):  # a call that was not measured
-            if own := fits[without].get(model):
-                ways["simulation"] = simulated(rows[key], own, -(-SIMULATED // len(rows[key].requests)))
+            if clock := fits[without].get(model):
+                ways["simulation"] = simulated(rows[key], clock, -(-SIMULATED // len(rows[key].requests)))
                 if (model, without) not in replays:
                     others = taken.query("model == @model and per_second != @without")
-                    replays[model, without] = tuned(own, others, rows)
+                    replays[model, without] = tuned(clock, others, rows)
                 ways["replay"] = simulated(rows[key], replays[model, without])
         for (way, times), name in product(ways.items(), WAITS):
             took = group[name].tolist()
@@ -269,14 +270,9 @@ def simulated(row: Any, model: StepModel, many: int = 1) -> dict[str, float]:
 def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
     """Find the fewest machines, once per repetition of the cell, each time with other requests.
 
-    Series, one number per trial: `repetition`; `machines`, relative to those that just keep up; `well`,
-    the share of the simulated requests that were served in time. Valid where every request has all of its tokens.
-
-    Raises
-    ------
-    StudyError
-        The journal that the cell names is missing.
-
+    Series, one number per trial: `repetition`; `machines`, relative to those that just keep up; `well`, the share of
+    the simulated requests that were served in time. Valid where every request has all of its tokens. StudyError where
+    the journal that the cell names is missing.
     """
     stage("fit")
     seen = of_rows(measured_calls(cell))
@@ -325,8 +321,7 @@ class Days:
         self.cell, self.model, self.complete = cell, model, True
         n, many = cell.n_machines, -(-SAMPLE // cell.n_machines)
         rate = capacity(typical, model, cell.n_seq)
-        loads = (at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
-        self.days = [shaped(load, cell.pattern) for load in loads]
+        self.days = [at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many)]
         self.per_token = 1 / rate / float(np.mean(typical.prompt))  # s of work per prompt token
         draw = np.random.default_rng([cell.seed, seed])
         self.machines = [draw.choice(n, min(n, SAMPLE), replace=False).tolist() for _ in range(many)]
@@ -362,29 +357,12 @@ def least_work(load: Load, n: int, work: list[float]) -> list[list[int]]:
     return shares
 
 
-def at_rate(load: Load, per_second: float, n: int, seed: int = 0) -> Load:
+def at_rate(load: Load, per_second: float, n: int, seed: int) -> Load:
     """`n` requests with a load's lengths, drawn at random, at `per_second` requests a second (Poisson)."""
     rng = np.random.default_rng([n, round(per_second * 1000), seed])
     which = rng.integers(0, len(load.arrives), n)
     gaps = rng.exponential(1 / per_second, n)
     return replace(load.chosen(which.tolist()), arrives=(np.cumsum(gaps) - gaps[0]).tolist())
-
-
-def shaped(load: Load, shape: str) -> Load:
-    """The same requests over the same time, with a rate that varies by the shape around the same mean.
-
-    steady: as they are. diurnal: a day over the whole load, from a fifth of the mean rate to nine fifths. bursty: five
-    times, half of the time at eight fifths of the mean rate and half at two fifths.
-    """
-    grid = np.linspace(0, 1, 2001)
-    rate = {
-        "steady": np.ones_like(grid),
-        "diurnal": 1 + 0.8 * np.sin(2 * np.pi * grid),
-        "bursty": np.where(grid * 5 % 1 < 0.5, 1.6, 0.4),
-    }[shape]
-    passed = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2)])
-    span = load.arrives[-1]
-    return replace(load, arrives=(np.interp(np.array(load.arrives) / span, passed / passed[-1], grid) * span).tolist())
 
 
 def capacity(load: Load, model: StepModel, slots: int) -> float:

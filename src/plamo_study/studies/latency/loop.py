@@ -18,7 +18,6 @@ micro-batches of them.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -29,8 +28,8 @@ from llama_meter.errors import StudyError
 PROMPT_SPREAD, OUTPUT_SPREAD = 0.99, 0.86  # standard deviations of the logarithms
 MEDIAN = 4  # longest over median length
 GRAIN = 16  # prompt lengths are multiples of it, so that every chunk size is common
-DRAWN = 1 << 16  # residuals that simulations repeat, each starting at its own place
-STRETCH = 16  # residuals kept in measured order, since slowdowns last for several calls
+DRAWN = 1 << 16  # residuals of each kind that simulations repeat, each starting at its own place
+KINDS = ("step", "chunk", "both", "waking")  # of these
 AWAKE_S = 0.008  # after this idle time threads may sleep, and the next call waits for them
 MORE = "plamo-study measure 07-scheduling"
 
@@ -144,68 +143,49 @@ def serve(load: Load, policy: Policy, machine: Machine, slots: int) -> list[np.n
 class StepModel:
     """Seconds of a call of one model, engine and machine, with the residuals of the fit.
 
-    `step`: constant by number of sequences, from `least` on; `per_key`: more for each of the tokens held, at most
-    `held` of a sequence. `base`, `slope`: a chunk's constant and what each token before it adds, at most `before`, by
-    size from `shortest` on. `factors`: measured over fitted, of steps, chunks and calls with both; `waking`: extra
-    seconds of the first call after idle time, empty if not measured; `moving`: of a move to another slot.
+    `step`: constant by number of sequences, from 1 on; `per_key`: more for each of the tokens held, at most `held` of a
+    sequence. `base`, `slope`: a chunk's constant and what each token before it adds, at most `before`, by size from 1
+    on. `moving`: of a move to another slot. `drawn`: in the order of a simulation, measured over fitted of "step",
+    "chunk" and "both" (DRAWN each), and extra seconds after idle time as "waking", empty if not measured.
     """
 
-    least: int
     step: tuple[float, ...]
     per_key: float
     held: int
-    shortest: int
     base: tuple[float, ...]
     slope: tuple[float, ...]
     before: int
-    factors: dict[str, np.ndarray] = field(repr=False)
-    moving: float = 0.0
-    waking: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    moving: float
+    drawn: dict[str, list[float]] = field(repr=False)
 
     def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:
         """Seconds of one call, without its residual. StudyError for a call outside the measured range."""
         if decoding and chunk:
             decoding, keys, chunk, before = decoding + 1, keys + before, chunk - 1, before + 1
-        seconds, many, size = 0.0, decoding - self.least, chunk - self.shortest
+        seconds = 0.0
         if decoding:
-            if not 0 <= many < len(self.step) or keys > decoding * self.held:
+            if decoding > len(self.step) or keys > decoding * self.held:
                 raise StudyError(f"a step of {decoding} sequences with {keys} tokens", "was not measured", MORE)
-            seconds += self.step[many] + self.per_key * keys
+            seconds += self.step[decoding - 1] + self.per_key * keys
         if chunk:
-            if not 0 <= size < len(self.base) or before > self.before:
+            if chunk > len(self.base) or before > self.before:
                 raise StudyError(f"a chunk of {chunk} tokens behind {before}", "was not measured", MORE)
-            seconds += self.base[size] + self.slope[size] * before
+            seconds += self.base[chunk - 1] + self.slope[chunk - 1] * before
         return seconds
 
     def replay(self, token: float, step: float) -> "StepModel":
         """The two numbers of a usual benchmark, times these factors: a constant for each token of a prompt, that of the
         longest one alone, and one for a step of any sequences, that of all slots. No residuals, moves or wake-ups."""
-        longest = self.shortest + len(self.base) - 1
+        longest = len(self.base)
         return replace(
             self,
             step=(self.step[-1] * step,) * len(self.step),
             per_key=0.0,
-            base=tuple(self.base[-1] / longest * size * token for size in range(self.shortest, longest + 1)),
-            slope=(0.0,) * len(self.slope),
+            base=tuple(self.base[-1] / longest * size * token for size in range(1, longest + 1)),
+            slope=(0.0,) * longest,
             moving=0.0,
-            factors=dict.fromkeys(self.factors, np.ones(1)),
-            waking=np.empty(0),
+            drawn=dict.fromkeys(self.drawn, [1.0] * DRAWN) | {"waking": []},
         )
-
-    @cached_property
-    def drawn(self) -> dict[str, list[float]]:
-        """Residuals for a simulation, by kind (DRAWN each): stretches of successive calls, in an order drawn once."""
-        rng, series = np.random.default_rng(0), {}
-        for name, factors in self.factors.items():
-            starts = rng.integers(0, len(factors), DRAWN // STRETCH)
-            series[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
-        return series
-
-    @cached_property
-    def wakings(self) -> list[float]:
-        """Wake-up times for a simulation (DRAWN), in an order drawn once; empty if none were measured."""
-        many = DRAWN if len(self.waking) else 0
-        return np.random.default_rng(1).choice(self.waking, many).tolist() if many else []
 
 
 class Simulated:
@@ -217,12 +197,12 @@ class Simulated:
 
     def __init__(self, model: StepModel, seed: int = 0):
         self.model, self.now, self._slept = model, 0.0, False
-        self._step, self._chunk, self._both = (model.drawn[name] for name in ("step", "chunk", "both"))
+        self._step, self._chunk, self._both, self._waking = (model.drawn[name] for name in KINDS)
         self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in the residuals it begins
 
     def wait(self, until: float) -> float:
         """Idle until the time `until` (s); the time then."""
-        self._slept = bool(self.model.wakings) and until - self.now >= AWAKE_S
+        self._slept = bool(self._waking) and until - self.now >= AWAKE_S
         self.now = until
         return until
 
@@ -232,7 +212,7 @@ class Simulated:
         seconds = self.model.seconds(len(decoding), keys, chunk, before)
         if self._slept:
             self._slept = False
-            self.now += seconds + self.model.wakings[n]
+            self.now += seconds + self._waking[n]
         else:
             self.now += seconds * (self._both if decoding and chunk else self._chunk if chunk else self._step)[n]
         return self.now

@@ -53,9 +53,8 @@ def chunked(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     files, cells = files_of(scale, sweep), list[Cell]()
     for n_arriving, n_seq in product(prompts, sweep.n_seq or (DECODING,)):
         whole = change(base, n_arriving=n_arriving, n_seq=n_seq)
-        sizes = [n for n in chunks if n < n_arriving]
-        apart, together = ([change(whole, way=way, n_chunk=n) for n in sizes] for way in ("apart", "together"))
-        in_order = [whole, *(cell for pair in zip(apart, together, strict=True) for cell in pair)]
+        ways = product((n for n in chunks if n < n_arriving), ("apart", "together"))
+        in_order = [whole, *(change(whole, way=way, n_chunk=n) for n, way in ways)]
         cells += [part for cell in in_order for file in files for part in _with_chunk(on_file(cell, file))]
     planned = with_gates("07-chunked", scale_of(scale, sweep), tuple(dict.fromkeys(cells)), exact_cache=False)
     return replace(planned, needed=3 * len(files), blocks=2 if scale == "mini" else 5, workload=WORKLOAD)
@@ -92,8 +91,8 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     on the first file at the middle load; these at other loads; the rest.
     """
     check_scale(scale)
-    own = scale_of(scale, sweep)
-    n_prompt, n_gen = LONGEST[own]
+    scale = scale_of(scale, sweep)
+    n_prompt, n_gen = LONGEST[scale]
     base = Traffic(n_prompt=n_prompt, n_gen=n_gen, n_seq=SLOTS, n_threads=threads_of(sweep), rule=PARTS)
     base = change(change(base, n_gpu_layers=-1 if gpu else 0), **sweep.settings())
     files = files_of(scale, sweep, MODELS if scale == "mini" else MODELS[:1])  # a request at full size takes a second
@@ -102,14 +101,14 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         parts = on_file(base, file)
         ranks[parts] = 0
         loads = _loads(file)
-        for per_second, rule in product(loads, RULES[own]):
+        for per_second, rule in product(loads, RULES[scale]):
             rank = int(per_second != loads[1]) if rule in FIRST and file == files[0] else 2
-            ranks[change(parts, n_requests=REQUESTS[own], per_second=per_second, rule=rule)] = rank
-    planned = with_gates("07-scheduling", own, tuple(sorted(ranks, key=ranks.__getitem__)), exact_cache=False)
+            ranks[change(parts, n_requests=REQUESTS[scale], per_second=per_second, rule=rule)] = rank
+    planned = with_gates("07-scheduling", scale, tuple(sorted(ranks, key=ranks.__getitem__)), exact_cache=False)
     return replace(
         planned,
-        needed=sum(rank <= (own == "shape") for rank in ranks.values()),
-        blocks=BLOCKS[own],
+        needed=sum(rank <= (scale == "shape") for rank in ranks.values()),
+        blocks=BLOCKS[scale],
         extra_blocks=1,
         time_limit_s=PATIENCE * planned.time_limit_s,
         workload=WORKLOAD,
@@ -117,7 +116,7 @@ def scheduling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
 
 
 def _loads(file: File) -> tuple[float, ...]:
-    """Requests a second at which policies are compared on a file, ascending; of a file that was given by its size."""
+    """Requests a second at which policies are compared on a file, ascending; of a file of a reader by its size."""
     if file[1] != FILE_SCALE:
         return LOADS[file[1]]
     return tuple(float(f"{load * SIZE / registry.FILES[file].n_bytes:.2g}") for load in LOADS["shape"])
@@ -136,9 +135,8 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
     check_scale(scale)
     rows_sha256 = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
     base = Fleet(model=MODELS[0], scale=scale, rows_sha256=rows_sha256, rule=FIRST[1], n_seq=SLOTS)
-    base = change(base, n_requests=DAY, repetitions=DAYS, balance="least work")
-    patterns = ("steady", "diurnal", "bursty")
-    cells = tuple(change(base, n_machines=n, pattern=pattern) for n, pattern in product(MACHINES, patterns))
+    base = change(base, n_requests=DAY, repetitions=DAYS, balance="least work", pattern="steady")
+    cells = tuple(change(base, n_machines=n) for n in MACHINES)
     return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload="plamo_study.studies.latency.law")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from llama_meter.errors import StudyError
 from llama_meter.measure import peers, phases, watch
 from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.tolerance import tolerance
+from llama_meter.measure.worker import Job
 from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
 from plamo_study.studies.latency.loop import drawn
@@ -38,13 +40,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     n_bytes: int
     sha256: str  # of these bytes
     spent: dict[str, int]  # nanoseconds of prefill, save and check on the sender's side
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of the sender: the cell, and its model file."""
-
-    cell: Shipment | Service | Traffic
-    path: str
 
 
 Arrived = tuple[State, np.ndarray, dict[str, int]]  # a state's header, its bytes, and ns of "send" and "check"
@@ -72,14 +67,8 @@ def warm(session: Session, prompt: np.ndarray) -> None:
     """Evaluate a micro-batch and some steps, save and load the state: everything that is timed later, once untimed."""
     session.prefill({0: prompt[: session.config.n_ubatch]})
     session.set_state(0, session.read_state(0), session.n_past[0])
-    if session.n_past[0] + WARM_STEPS <= session.config.n_ctx_seq:
-        phases.greedy(session, int(prompt[0]), WARM_STEPS)
+    phases.greedy(session, int(prompt[0]), WARM_STEPS)
     session.clear()
-
-
-def digest(data: np.ndarray) -> str:
-    """SHA-256 of an array's bytes, 64 hex digits."""
-    return hashlib.sha256(data.data).hexdigest()
 
 
 # ------------------------------------------------------------------ in the process that reads
@@ -88,16 +77,16 @@ def digest(data: np.ndarray) -> str:
 @contextmanager
 def started(cell: Shipment | Service | Traffic, path: Path) -> Iterator[Connection]:
     """Start a cell's sender and yield the connection to it."""
-    with peers.started(__name__, {"the sender": Order(cell=cell, path=str(path))}) as by_name:
+    with peers.started(__name__, {"the sender": Job(cell=cell, path=str(path))}) as by_name:
         yield by_name["the sender"].line
 
 
-def serve(order: Order, line: Connection) -> None:
+def serve(job: Job, line: Connection) -> None:
     """Ship all states of the cell; the receiver records the times. A shipment is proved: decoding continues here, too,
     and the logits follow it."""
-    cell = order.cell
+    cell: Any = job.cell
     n_threads = cell.n_threads if isinstance(cell, Shipment) else reading_threads(cell)
-    with Session(Path(order.path), config(cell, n_threads)) as session:
+    with Session(Path(job.path), config(cell, n_threads)) as session:
         prompts = tokens(cell, session.n_vocab)[:, : cell.n_prompt]
         warm(session, prompts[0])
         line.send(os.getpid())
@@ -123,7 +112,7 @@ def _ship(line: Connection, session: Session, prompt: np.ndarray) -> int:
     read = clock()
     state = session.read_state(0)
     saved = clock()
-    sha256 = digest(state)
+    sha256 = hashlib.sha256(state.data).hexdigest()
     spent = {"prefill": read - began, "save": saved - read, "check": clock() - saved}
     line.send(State(n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent))
     line.recv()
@@ -142,7 +131,7 @@ def arrived(line: Connection) -> Arrived:
     line.send(Go())
     data = peers.take(line, header.n_bytes)
     came = clock()
-    if digest(data) != header.sha256:
+    if hashlib.sha256(data.data).hexdigest() != header.sha256:
         raise StudyError("the state", "is not what was sent: its SHA-256 differs", "measure it again")
     return header, data, {"send": came - start, "check": header.spent["check"] + clock() - came}
 

@@ -26,8 +26,8 @@ from llama_meter.measure import proof, watch
 from llama_meter.measure.peers import Go, clock
 from llama_meter.measure.proof import Prompts
 from llama_meter.rows import Measured, Request, passed
-from plamo_study.studies.latency import loop, service
-from plamo_study.studies.latency.loop import GRAIN, Policy, drawn, serve
+from plamo_study.studies.latency import service
+from plamo_study.studies.latency.loop import GRAIN, drawn, policy, serve
 from plamo_study.studies.latency.metrics import before, calls
 
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
@@ -56,10 +56,6 @@ class Live:
     def start(self) -> None:
         """Start the time at 0."""
         self.began = self._ended = clock()
-
-    def policy(self, rule: str) -> Policy:
-        """The policy of a name."""
-        return loop.policy(rule)
 
     def rest(self) -> float:
         """Exclude the time since the last call from the next one; the time (s)."""
@@ -129,9 +125,9 @@ class Split(Live):
         self.states.extend(thread.submit(self._receive) for _ in self.tokens)
         thread.shutdown(wait=False)
 
-    def policy(self, rule: str) -> Policy:
+    def policy(self, left: int, decoding: int, slots: int) -> int:
         """A prompt is read at once where its state has come, or nobody else is answered."""
-        return lambda left, decoding, slots: left if not decoding or self.states[0].done() else 0
+        return left if not decoding or self.states[0].done() else 0
 
     def _receive(self) -> service.Arrived:
         state = service.arrived(self.line)
@@ -175,7 +171,8 @@ def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Me
                 if rule == PARTS:
                     _parts(cell, session, live)
                 else:
-                    times = serve(load, live.policy(rule), live, cell.n_seq)
+                    way = live.policy if isinstance(live, Split) else policy(rule)
+                    times = serve(load, way, live, cell.n_seq)
             if line:
                 line.send(Go())
         stage("alone")
