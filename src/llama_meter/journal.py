@@ -6,8 +6,6 @@ Tracked rows are packed beside it (`.jsonl.gz`): it begins with them, and holds 
 import gc
 import gzip
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Self
@@ -65,11 +63,13 @@ def read(path: Path) -> list[Record]:
 
     """
     data = stored(path)
+    gc.disable()  # decoding makes no cycles, and searching for them takes four times its time
     try:
-        with _no_garbage_collection():
-            records = _decoder.decode_lines(data[: data.rfind(b"\n") + 1])
+        records = _decoder.decode_lines(data[: data.rfind(b"\n") + 1])
     except ValueError as error:  # a MsgspecError or invalid UTF-8 is a ValueError
         raise StudyError(str(path), f"not a journal of this project ({error})", _aside(path, "broken")) from error
+    finally:
+        gc.enable()
     schema = next((row.schema for row in records if isinstance(row, Row) and row.schema != SCHEMA), SCHEMA)
     if schema != SCHEMA:
         mend = "update this program" if schema > SCHEMA else f"{_aside(path, 'old')}, and measure again"
@@ -80,18 +80,6 @@ def read(path: Path) -> list[Record]:
 def _aside(path: Path, end: str) -> str:
     """The command that moves a journal out of the way."""
     return f"mv {quote(str(path))} {quote(f'{path}.{end}')}"
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection: decoding makes no cycles, and searching for them takes four times its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def latest_rows(records: list[Record]) -> list[Row]:
@@ -125,8 +113,6 @@ class Journal:
 
     def append(self, *records: Record) -> None:
         """Write records and sync them. On a full disk only these records are lost, with a StudyError."""
-        if not records:
-            return
         lines = b"".join(_encoder.encode(record) + b"\n" for record in records)
         size = os.fstat(self._fd).st_size
         try:
