@@ -244,7 +244,7 @@ def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_th
     assert len(common(one, other)) == len(common(one, other | {"depth": 190.0})) == 1
     for changed in ({"depth": 200.0}, {"dtype": "Q4_0"}, {"n_seq": 8}, {"attention": "off"}, {"machine": "a"}):
         assert not common(one, other | changed), changed
-    assert {"took_known", "share_asked", "depth"} <= set(law.pairs(pd.DataFrame([one])))
+    assert {"took_source", "share_target", "depth"} <= set(law.pairs(pd.DataFrame([one])))
     ((known, asked),) = common(line("a", 0.1, 0.05, 100.0), line("a", 0.2, 0.05, 130.0), other)
     assert (known.depth, asked.depth) == (130.0, 128.0)
     twice = line("a", 0.1, 0.05, 131.0)

@@ -100,11 +100,6 @@ def main_place(rows: pd.DataFrame) -> Place:
     return Place(str(machine), int(threads), int(layers))
 
 
-def place_of(cell: Mapping[str, Any]) -> Place:
-    """Where a cell ran."""
-    return Place(str(cell["machine"]), int(cell["n_threads"]), int(cell["n_gpu_layers"]))
-
-
 class Here:
     """The rates measured at a place, from the first table that has each; what was looked up once is remembered."""
 

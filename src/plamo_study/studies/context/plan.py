@@ -107,13 +107,13 @@ def _base(scale: str, gpu: bool, sweep: Sweep) -> tuple[Depth, tuple[File, ...]]
 
 
 def _planned(study: str, scale: str, cells: tuple[Cell, ...], sweep: Sweep) -> Plan:
-    first, own = cells[0], scale_of(scale, sweep)
+    first, of_files = cells[0], scale_of(scale, sweep)
     assert isinstance(first, Depth | Naive)
     how: dict[str, Any] = {"n_threads": machine.performance_cores(), "n_gpu_layers": first.n_gpu_layers}
     files = dict.fromkeys(file for cell in cells for file in cell.files)
-    gate = Gate(**plan.gate_tokens(own), **how)
+    gate = Gate(**plan.gate_tokens(of_files), **how)
     gates = tuple(plan.gate_of(gate, file) for file in files)
     file = first.files[0] if sweep.files else (MODELS[0], scale, plan.DTYPE[scale])
     anchor = on_file(Decode(depth=16, n_gen=32, **how), file)
-    planned = Plan(study, own, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[own])
-    return replace(planned, anchors=plan.ANCHORS[own], workload="plamo_study.studies.context.work")
+    planned = Plan(study, of_files, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[of_files])
+    return replace(planned, anchors=plan.ANCHORS[of_files], workload="plamo_study.studies.context.work")

@@ -79,16 +79,17 @@ def cells(studies: Studies) -> pd.DataFrame:
     the roof of its own kernels). Ceilings are its own study's, else those of all studies on that machine. A pass whose
     ceilings no study measured on its machine is left out.
     """
-    own, entries = [ceilings.measured([rows]) for _, rows, _ in studies], []
-    pooled = pd.concat(own, ignore_index=True)
-    for (name, rows, facts), table in zip(studies, own, strict=True):
+    tables, entries = [ceilings.measured([rows]) for _, rows, _ in studies], []
+    pooled = pd.concat(tables, ignore_index=True)
+    for (name, rows, facts), table in zip(studies, tables, strict=True):
         files = {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
         runs = usable(rows[rows["workload"].isin(TIMED)])
         runs = runs[runs["samples_ns"].map(len).astype(bool)][[*KEY, "samples_ns", "prefill_ns", "series"]]
         near: dict[ceilings.Place, ceilings.Here] = {}  # the ceilings of a place, its study's first
         for key, group in runs.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
-            place, model = ceilings.place_of(cell), files[cell["model"].rstrip("*"), cell["dtype"]]
+            model = files[cell["model"].rstrip("*"), cell["dtype"]]
+            place = ceilings.Place(cell["machine"], cell["n_threads"], cell["n_gpu_layers"])
             if place not in near:
                 near[place] = ceilings.Here((table, pooled), place)
             chip = device_name(facts[cell["machine"]], cell["n_gpu_layers"] != 0)
@@ -242,7 +243,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     named = frame.distinct_machines(
         *({name: facts[name] for name in rows["machine"].unique()} for _, rows, facts in studies)
     )
-    return [(study, rows, {**facts, **own}) for (study, rows, facts), own in zip(studies, named, strict=True)]
+    return [(study, rows, {**facts, **names}) for (study, rows, facts), names in zip(studies, named, strict=True)]
 
 
 def _recordings(
@@ -251,8 +252,8 @@ def _recordings(
     for path in (path for place in places for path in journal.journals(paths.MEASURED / place, scale)):
         records, study = journal.read(path), path.name.partition(".")[0]
         for rows in recording.by_machine(records).values():
-            if own := recording.of_device(rows, device):
-                recorded = recording.of_rows(own, records, study, "recorded", scale)
+            if of_device := recording.of_device(rows, device):
+                recorded = recording.of_rows(of_device, records, study, "recorded", scale)
                 yield study, recording.as_released(recorded.rows), recorded.facts
 
 
@@ -268,14 +269,14 @@ def hosts() -> pd.DataFrame:
         rows += journal.latest_rows(records)
     entries = []
     for name, (letter, _) in frame.HOSTS.items():
-        own = [row for row in rows if row.machine == name]
+        measured = [row for row in rows if row.machine == name]
         read = [
             (cell.n_threads, 1e9 * cell.array_bytes / np.median(row.samples_ns))
-            for row in own
+            for row in measured
             if isinstance(cell := row.cell, Read) and row.status == "ok" and not cell.n_gpu_layers
         ]
         rates = [rate for threads, rate in read if threads == max(read)[0]]
-        days = sorted({row.started[:10] for row in own})
+        days = sorted({row.started[:10] for row in measured})
         entries.append(
             {
                 "host": letter,
@@ -284,7 +285,7 @@ def hosts() -> pd.DataFrame:
                 "cache": facts[name].get("last_level_cache_bytes", np.nan),
                 "read": np.median(rates) if rates else np.nan,
                 "days": f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0],
-                "rows": len(own),
+                "rows": len(measured),
             }
         )
     return pd.DataFrame(entries)
@@ -339,18 +340,18 @@ def _nearest(source: list[Any], other: list[Any]) -> Iterator[tuple[Any, Any]]:
 def pairs(timed: pd.DataFrame) -> pd.DataFrame:
     """Every pass that two machines ran, one line per pair: the input of a forecast.
 
-    PASS and `depth` (of the second); the chips `known` (forecast from) and `asked` (forecast for); and of each, as
-    `..._known` and `..._asked`: `took` (estimate, s), `roof` (s), `read` (B/s), `share`.
+    PASS and `depth` (of the second); the chips `source` (forecast from) and `target` (forecast for); and of each, as
+    `..._source` and `..._target`: `took` (estimate, s), `roof` (s), `read` (B/s), `share`.
     """
     entries = []
-    for source, other in common(timed):
-        entry = {name: getattr(source, name) for name in PASS} | {"depth": other.depth}
-        for side, line in (("known", source), ("asked", other)):
+    for source, target in common(timed):
+        entry = {name: getattr(source, name) for name in PASS} | {"depth": target.depth}
+        for side, line in (("source", source), ("target", target)):
             entry |= {side: line.chip, f"took_{side}": line.measured, f"roof_{side}": line.low}
             entry |= {f"read_{side}": line.read, f"share_{side}": line.share}
         entries.append(entry)
-    sides = [f"{name}_{side}" for side in ("known", "asked") for name in ("took", "roof", "read", "share")]
-    return pd.DataFrame(entries, columns=[*PASS, "depth", "known", "asked", *sides])
+    sides = [f"{name}_{side}" for side in ("source", "target") for name in ("took", "roof", "read", "share")]
+    return pd.DataFrame(entries, columns=[*PASS, "depth", "source", "target", *sides])
 
 
 # ------------------------------------------------------------------ where the time of a phase goes

@@ -40,7 +40,7 @@ def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     check_scale(scale)
     threads = sweep.n_threads or (machine.performance_cores(),)
     base = Prefill(n_threads=threads[0], n_gpu_layers=-1 if gpu else 0, repetitions=3)
-    base, files, own = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
+    base, files, of_files = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
     on_gpu = base.n_gpu_layers != 0
     step = of_kind(Decode, base, n_gen=STEPS, policy="shared", repetitions=1)
 
@@ -61,7 +61,7 @@ def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     cells += [change(cell, n_threads=n) for n in threads[1:] for cell in cells[:ends]]
     if sweep.files and not (sweep.n_prompt or sweep.n_depth):  # our own choice gives way to a short context
         cells = [cell for cell in cells if fits(cell)]
-    limits = ceilings(own, on_gpu, threads)
+    limits = ceilings(of_files, on_gpu, threads)
     products = [cell for cell in limits if isinstance(cell, MatMul)]
     if sweep.files:
         kernels = [kernel for product in products for kernel in kernels_of(files, product)]
@@ -69,5 +69,5 @@ def roofline(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
         kernels = [change(cell, dtype=dtype) for cell in products for dtype in OTHER_TYPES]
     ordered = dict.fromkeys((*limits, *kernels, *cells))
     needed = len(dict.fromkeys((*limits, *kernels))) + ends
-    planned = with_gates("02-roofline", own, tuple(ordered), exact_cache=False)
+    planned = with_gates("02-roofline", of_files, tuple(ordered), exact_cache=False)
     return replace(planned, needed=needed, blocks=2 if scale == "mini" else BLOCKS)
