@@ -76,7 +76,7 @@ def test_a_measured_row_reaches_the_command_that_runs_a_notebook_which_says_what
     cell = nbformat.v4.new_code_cell(OF_A_ROW)
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
     lines = []
-    result = runs.run(tmp_path / "n.ipynb", {}, tmp_path / "out", tell=lambda *line: lines.append(line))
+    result = runs.run(tmp_path / "n.ipynb", {}, tmp_path / "out", on_line=lambda *line: lines.append(line))
     assert result.status == "in part", result
     assert next(row for _, row, _ in lines if row).endswith("2.0 tokens/s, right"), lines
 

@@ -58,7 +58,7 @@ def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_sid
     jobs = [(NOTEBOOKS / f"{name}.ipynb", {}) for name in ("raises", "parameters")]
 
     def together():
-        return [result.status for result in runs.side_by_side(jobs, tmp_path, 2)]
+        return [result.status for result in runs.side_by_side(jobs, tmp_path)]
 
     assert together() == ["failed", "ok"]
     assert together() == ["failed", "unchanged"]

@@ -39,17 +39,19 @@ from llama_meter import paths
 from llama_meter.disk import growing
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, StudyError, of_system
 from llama_meter.journal import LOCAL, REFERENCE
+from llama_meter.measure import machine
 from plamo_study.live import MORE, UNMEASURED
 from plamo_study.studies.registry import OF_ALL
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
 MARKED = "papermill-error-cell-tag"  # of the cells by which papermill marks an error
+NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
 ADDED = {"injected-parameters", MARKED}  # tags of papermill's own cells
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.jsonl.gz", "*.csv", "*.lock")  # of files that decide a page
 TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}  # of parameters
 Status = Literal["ok", "unchanged", "gate failed", "not measured", "in part", "failed", "dead_kernel", "incomplete"]
 GOES_ON: dict[str, Status] = {FAILED_GATE: "gate failed", NOT_MEASURED: "not measured"}  # by an error's name
-Tell = Callable[[str, str, bool], None]  # a notebook's line, the row measured just now, and whether something failed
+OnLine = Callable[[str, str, bool], None]  # a notebook's line, the row measured just now, and whether something failed
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,17 @@ class ThisPython(AsyncKernelManager):
 class Client(PapermillNotebookClient):
     """Passes on each line that a notebook replaces by the next, and each error that it goes on after."""
 
-    def __init__(self, nb_man: NotebookExecutionManager, tell: Tell, **how: Any):
+    def __init__(self, nb_man: NotebookExecutionManager, on_line: OnLine, **how: Any):
         super().__init__(nb_man, **how)
-        self.tell = tell
+        self.on_line = on_line
 
     def process_message(self, msg: dict[str, Any], *where: Any) -> Any:
         """Process a message of the kernel."""
         content = msg["content"]
         if content.get("transient", {}).get("display_id") and "text/markdown" in content["data"]:
-            self.tell(content["data"]["text/markdown"], content["metadata"].get("row", ""), False)
+            self.on_line(content["data"]["text/markdown"], content["metadata"].get("row", ""), False)
         elif content.get("ename") in GOES_ON:
-            self.tell(content["evalue"], "", True)
+            self.on_line(content["evalue"], "", True)
         return super().process_message(msg, *where)
 
 
@@ -111,7 +113,7 @@ class Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(
-        cls, nb_man: NotebookExecutionManager, kernel_name: str, folder: str, tell: Tell, **_: Any
+        cls, nb_man: NotebookExecutionManager, kernel_name: str, folder: str, on_line: OnLine, **_: Any
     ) -> None:
         """Execute a notebook in this folder. A kernel ends at once: asked to, it logs an interrupt as an error."""
         save, nb_man.save = nb_man.save, lambda **_: None
@@ -119,7 +121,7 @@ class Engine(NBClientEngine):
         how["log"] = logging.getLogger("papermill")
         try:
             resources = {"metadata": {"path": folder}}
-            Client(nb_man, tell, kernel_name=kernel_name, timeout=None, resources=resources, **how).execute()
+            Client(nb_man, on_line, kernel_name=kernel_name, timeout=None, resources=resources, **how).execute()
         finally:
             nb_man.save = save
 
@@ -133,10 +135,7 @@ def find_notebooks(names: Sequence[str]) -> list[Path]:
     Raises StudyError for a name that matches none or several.
     """
     notebooks = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
-    chosen = list(dict.fromkeys(_find(name, notebooks) for name in names)) if names else notebooks
-    if not chosen:
-        raise StudyError(str(paths.NOTEBOOKS), "holds no notebooks", "git checkout -- notebooks")
-    return chosen
+    return list(dict.fromkeys(_find(name, notebooks) for name in names)) if names else notebooks
 
 
 def _find(name: str, notebooks: Sequence[Path]) -> Path:
@@ -182,14 +181,14 @@ def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, d
     Raises StudyError when no chosen notebook declares a name, or a value is not of the type.
     """
     types = {notebook: declared(notebook) for notebook in notebooks}
-    names = sorted({name for own in types.values() for name in own})
+    names = sorted({name for declares in types.values() for name in declares})
     if unknown := [name for name in values if name not in names]:
         chosen = ", ".join(path.stem for path in notebooks)
         mend = f"use one of: {', '.join(names) or 'none'}"
         raise StudyError(f"-p {unknown[0]}", f"no such parameter in {chosen}", mend)
     return {
-        notebook: {name: _typed(name, value, own[name]) for name, value in values.items() if name in own}
-        for notebook, own in types.items()
+        notebook: {name: _typed(name, value, declares[name]) for name, value in values.items() if name in declares}
+        for notebook, declares in types.items()
     }
 
 
@@ -202,12 +201,12 @@ def _typed(name: str, value: Any, kind: str) -> Any:
 
 
 def run(
-    notebook: Path, values: Mapping[str, Any], out_dir: Path, force: bool = False, tell: Tell = lambda *_: None
+    notebook: Path, values: Mapping[str, Any], out_dir: Path, force: bool = False, on_line: OnLine = lambda *_: None
 ) -> RunResult:
     """Execute a notebook into `out_dir`. Whatever happens inside it is a result.
 
     A notebook that was executed from the same inputs is not executed again, unless by `force`. `values` are parameters
-    as text or typed. `tell` gets what the notebook says while it measures.
+    as text or typed. `on_line` gets what the notebook says while it measures.
 
     Raises StudyError, before anything runs, for an unknown parameter or a value of the wrong type (`assign`), and for a
     notebook that lies in `out_dir`.
@@ -221,7 +220,7 @@ def run(
     if not force and is_current(notebook, assigned, out_dir):
         return RunResult(notebook, "unchanged", 0.0, output)
     partial.unlink(missing_ok=True)
-    problem = _execute(notebook, partial, assigned, tell)
+    problem = _execute(notebook, partial, assigned, on_line)
     if isinstance(problem, OSError) and problem.filename is None:
         problem.filename = str(output)
     seconds, executed = time.monotonic() - started, _read_back(partial)
@@ -256,13 +255,13 @@ def _read_back(path: Path) -> nbformat.NotebookNode | None:
 
 
 def side_by_side(
-    jobs: Sequence[tuple[Path, Mapping[str, Any]]], out_dir: Path, at_once: int, force: bool = False
+    jobs: Sequence[tuple[Path, Mapping[str, Any]]], out_dir: Path, force: bool = False
 ) -> Iterator[RunResult]:
-    """Execute notebooks that measure nothing as `run` does, several at once; results in the order of `jobs`.
+    """Execute notebooks that measure nothing as `run` does, as many at once as cores and memory allow, in this order.
 
     After an interrupt no further ones start.
     """
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(machine.at_once(1, NOTEBOOK_BYTES)) as pool:
         try:
             yield from pool.map(lambda job: run(job[0], job[1], out_dir, force), jobs)
         finally:
@@ -295,8 +294,8 @@ def _made_from(notebook: Path, values: dict[str, Any]) -> str:
     hasher = hashlib.sha256(f"{sys.version} {engine} {json.dumps(values, sort_keys=True)}".encode())
     folders = (Path(__file__).resolve().parents[1], paths.MEASURED / REFERENCE, paths.DATA / "published")
     inputs = [notebook, *(path for folder in folders for kind in KINDS for path in sorted(folder.rglob(kind)))]
-    own = "" if notebook.stem in OF_ALL else notebook.stem[:2]
-    inputs += sorted((paths.MEASURED / LOCAL).glob(f"{own}*"))
+    chapter = "" if notebook.stem in OF_ALL else notebook.stem[:2]
+    inputs += sorted((paths.MEASURED / LOCAL).glob(f"{chapter}*"))
     inputs += [path for path in (paths.DATA / "models.toml", paths.ROOT / "requirements.lock") if path.exists()]
     for path in inputs:
         stat = path.stat()
@@ -309,11 +308,11 @@ def _content(path: Path, *_looks: int) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
-def _execute(notebook: Path, partial: Path, values: dict[str, Any], tell: Tell) -> Exception | None:
+def _execute(notebook: Path, partial: Path, values: dict[str, Any], on_line: OnLine) -> Exception | None:
     """Let papermill write `partial`; return its exception. The kernel runs in the notebook's folder, as in Lab."""
     for name in ("papermill", "asyncio"):  # the result reports a dead kernel
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    how: dict[str, Any] = {"engine_name": "whole", "folder": str(notebook.parent), "tell": tell}
+    how: dict[str, Any] = {"engine_name": "whole", "folder": str(notebook.parent), "on_line": on_line}
     try:
         papermill.execute_notebook(
             notebook, partial, values, kernel_name="python3", language="python", progress_bar=False, **how
@@ -325,8 +324,8 @@ def _execute(notebook: Path, partial: Path, values: dict[str, Any], tell: Tell) 
 
 def _last_started(executed: nbformat.NotebookNode) -> int | None:
     """The last cell that papermill started, by its place in the notebook before papermill added cells of its own."""
-    own = [cell for cell in executed.cells if not ADDED & set(cell.metadata.get("tags", []))]
-    started = [index for index, cell in enumerate(own) if cell.metadata.get("papermill", {}).get("start_time")]
+    cells = [cell for cell in executed.cells if not ADDED & set(cell.metadata.get("tags", []))]
+    started = [index for index, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("start_time")]
     return started[-1] if started else None
 
 

@@ -9,14 +9,12 @@ from rich.text import Text
 
 from llama_meter import paths
 from llama_meter.errors import UnmeasuredError
-from llama_meter.measure import machine
 from llama_meter.measure.request import Request
 from plamo_study import live, runs
 from plamo_study.cli.terminal import alone, console, short, shown
 from plamo_study.studies import registry
 
 SCALE = "shape"  # of a machine's page
-NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
 LEAST = {"mini": 1.0, "shape": 5.0}  # minutes of a study, below which it says nothing
 RECORDED = {"source": "recorded"}
 HOME = registry.HOME.notebook
@@ -39,7 +37,7 @@ def run(names: Sequence[str], values: Values, force: bool = False) -> int:
     assigned = runs.assign(notebooks, values)
     with alone(paths.REPORTS):
         if request.source != "live":
-            return _ended(runs.side_by_side([*assigned.items()], paths.REPORTS, _at_once(), force))
+            return _ended(runs.side_by_side([*assigned.items()], paths.REPORTS, force))
         minutes, results = shares(notebooks, request), []
         if request.minutes:
             console.print(live.until(request.minutes))
@@ -88,12 +86,12 @@ def at_hand(values: Values) -> int:
     page = next(path for path in notebooks if path.stem == HOME)
     with alone(paths.REPORTS):
         rounds, code = [every | first.texts(), every] if is_new(every) else [every], 0
-        for own in rounds:
-            result = _live(page, own)
+        for each in rounds:
+            result = _live(page, each)
             code = _ended([result])
             if result.is_new:
                 publish()
-            if result.output and own is not every:
+            if result.output and each is not every:
                 where = short(paths.REPORTS / f"{HOME}.html")
                 console.print(f"{where} is the first page: measuring goes on, and it is written anew at the end")
         return max(code, _recorded([path for path in notebooks if path != page]))
@@ -112,8 +110,8 @@ def chosen(names: Sequence[str], request: Request) -> list[Path]:
     pair = len(files) > 1 and len({model for model, _, _ in files}) == 1
     if not pair:
         console.print(f"{registry.OF_PAIRS} is left out: it takes two files of one model", soft_wrap=True)
-    own = [path for path in notebooks if "files" in runs.declared(path)]
-    return [path for path in own if pair or path.stem != registry.OF_PAIRS]
+    taking = [path for path in notebooks if "files" in runs.declared(path)]
+    return [path for path in taking if pair or path.stem != registry.OF_PAIRS]
 
 
 def shares(notebooks: Sequence[Path], request: Request) -> dict[Path, float]:
@@ -161,22 +159,18 @@ def publish(
 
 def _live(path: Path, values: Values, force: bool = False) -> runs.RunResult:
     """Execute a notebook that measures; a page that was made from the same rows before is left as it is."""
-    own = {name: value for name, value in values.items() if name in runs.declared(path)}
+    declared = {name: value for name, value in values.items() if name in runs.declared(path)}
     with shown(path.stem) as line:
-        return runs.run(path, own, paths.REPORTS, force, line.tell)
+        return runs.run(path, declared, paths.REPORTS, force, line.on_line)
 
 
 def _recorded(notebooks: Sequence[Path]) -> int:
     """Execute notebooks on recorded rows and publish every page, unless nothing changed; the exit code."""
-    results = list(runs.side_by_side([(path, RECORDED) for path in notebooks], paths.REPORTS, _at_once()))
+    results = list(runs.side_by_side([(path, RECORDED) for path in notebooks], paths.REPORTS))
     code = _ended(results)
     if any(result.is_new for result in results) or not (paths.REPORTS / "index.html").exists():
         publish()
     return code
-
-
-def _at_once() -> int:
-    return machine.at_once(1, NOTEBOOK_BYTES)
 
 
 def _ended(results: Iterable[runs.RunResult], well: Sequence[str] = ("ok", "unchanged")) -> int:

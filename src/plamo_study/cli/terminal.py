@@ -121,8 +121,8 @@ class Shown(Line):
         """Print what is wrong; it stays."""
         console.print(f"{self.study}: {text}", style="red", soft_wrap=True)
 
-    def tell(self, text: str, row: str = "", failed: bool = False) -> None:
-        """Show what a notebook says while it measures."""
+    def on_line(self, text: str, row: str = "", failed: bool = False) -> None:
+        """Show a line of a notebook that measures."""
         if failed:
             self.fail(text)
         else:
