@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from llama_meter import stats
 from llama_meter.errors import StudyError
 from plamo_study.arithmetic.roofline import NO_MATMUL, Ceilings, Model, head_tensors
 from plamo_study.read.frame import on_main_device, usable
@@ -145,21 +144,6 @@ def limits(rows: pd.DataFrame, files: Mapping[Name, Model], usual: bool = False)
         with suppress(StudyError):  # a kernel of this file was not measured
             by_name[name] = Here([table], main_place(rows)).limits(file)[usual]
     return by_name
-
-
-def of_study(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per ceiling, kernel, device and threads: `best` sample and `usual` (median of processes), B/s or FLOP/s.
-
-    For the study's main machine, kernels at their full number of columns, `kernel` as `measured` names it.
-    """
-    table, entries = measured([rows]), []
-    names = ["n_gpu_layers", "n_threads", "ceiling", "kernel"]
-    here = table[(table["machine"] == main_place(rows).machine) & (table["columns"] == 0)]
-    here = here.sort_values(names[:3], ascending=[True, True, False], kind="stable")
-    for key, group in here.groupby(names, sort=False):
-        of = rate(group)
-        entries.append(dict(zip(names, key, strict=True)) | {"best": of.best, "usual": stats.median(of.by_process)})
-    return pd.DataFrame(entries)
 
 
 def by_block(table: pd.DataFrame, place: Place, model: Model) -> pd.DataFrame:

@@ -8,7 +8,7 @@ are an upper bound.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_meter.limits import SCAN_FLOPS
 
@@ -52,27 +52,11 @@ class Part:
     bytes: float
 
 
-@dataclass(frozen=True)
-class Band:
-    """Predicted seconds: `low` = max(compute, memory), perfect overlap; `high` = their sum, no overlap."""
+class Band(NamedTuple):
+    """Predicted seconds: `low`, compute and memory overlap fully, so the longer one; `high`, they do not: their sum."""
 
-    compute: float
-    memory: float
-
-    @property
-    def low(self) -> float:
-        """Time with perfect overlap of compute and memory."""
-        return max(self.compute, self.memory)
-
-    @property
-    def high(self) -> float:
-        """Time with no overlap at all."""
-        return self.compute + self.memory
-
-    @property
-    def bound(self) -> str:
-        """The binding ceiling, "compute" or "memory"."""
-        return "compute" if self.compute > self.memory else "memory"
+    low: float
+    high: float
 
 
 def layers(model: Model) -> tuple[int, int, int]:
@@ -200,7 +184,8 @@ def _pairs(n_tokens: int, depth: float, window: float) -> float:
 
 def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
     """Predicted seconds for a number of FLOPs and bytes."""
-    return Band(flops / ceilings.matmul, moved / ceilings.read)
+    compute, memory = flops / ceilings.matmul, moved / ceilings.read
+    return Band(max(compute, memory), compute + memory)
 
 
 @dataclass(frozen=True)

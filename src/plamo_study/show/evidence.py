@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from llama_meter import paths
+from llama_meter import paths, stats
 from llama_meter.cells import named
 from llama_meter.limits import LEAST_BLOCKS, RIGHT, backend
 from llama_meter.models.registry import FILE_SCALE
-from plamo_study.arithmetic.ceilings import of_study
+from plamo_study.arithmetic.ceilings import main_place, measured, rate
 from plamo_study.read import frame
 from plamo_study.read.frame import build_name, disturbed_cells, machine_name, marked_by, model_names
 from plamo_study.read.recording import Recording, reach
@@ -92,24 +92,24 @@ def weights_of(fact: dict[str, Any]) -> str:
 
 def ceilings(recording: Recording) -> Table:
     """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each."""
-    data = of_study(recording.rows)
-    if data.empty:
-        return Table(pd.DataFrame({"": [NOTHING]}))
-    entries = []
-    for of in data.itertuples():
-        (factor, unit), device = PER_SECOND[of.ceiling], "GPU" if of.n_gpu_layers else "CPU"
-        reads = READ_KERNELS.get(of.kernel, READ_KERNELS[device])
+    table, entries = measured([recording.rows]), []
+    names = ["n_gpu_layers", "n_threads", "ceiling", "kernel"]
+    here = table[(table["machine"] == main_place(recording.rows).machine) & (table["columns"] == 0)]
+    here = here.sort_values(names[:3], ascending=[True, True, False], kind="stable")
+    for (layers, threads, ceiling, kernel), group in here.groupby(names, sort=False):
+        (factor, unit), device, of = PER_SECOND[ceiling], "GPU" if layers else "CPU", rate(group)
+        reads = READ_KERNELS.get(kernel, READ_KERNELS[device])
         entries.append(
             {
-                "ceiling": CEILINGS[of.ceiling],
-                "measured with": of.kernel if of.ceiling == "matmul" else reads,
+                "ceiling": CEILINGS[ceiling],
+                "measured with": kernel if ceiling == "matmul" else reads,
                 "device": device,
-                "threads": of.n_threads,
+                "threads": threads,
                 "best": f"{of.best * factor:.1f} {unit}",
-                "median of processes": f"{of.usual.scaled(factor):.1f}",
+                "median of processes": f"{stats.median(of.by_process).scaled(factor):.1f}",
             }
         )
-    return Table(pd.DataFrame(entries))
+    return Table(pd.DataFrame(entries or [{"": NOTHING}]))
 
 
 def disturbed(rows: pd.DataFrame) -> str:

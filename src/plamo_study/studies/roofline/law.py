@@ -103,7 +103,7 @@ def cells(studies: Studies) -> pd.DataFrame:
                 entries.append(entry | _compared(timed, cell, model, limits))
     if entries:
         return pd.DataFrame(entries)
-    columns = dict.fromkeys(["study", *KEY, "n", "chip", "phase", "bound", "measured", *NUMBERS])
+    columns = dict.fromkeys(["study", *KEY, "n", "chip", "phase", "measured", *NUMBERS])
     return pd.DataFrame(columns=list(columns)).astype(dict.fromkeys(NUMBERS, float))
 
 
@@ -156,7 +156,6 @@ def _compared(timed: Timed, cell: Mapping[str, Any], model: Model, limits: tuple
         "intensity": flops / moved,
         "compute": limits[0].matmul,
         "read": limits[0].read,
-        "bound": best.bound,
         "low": best.low,
         "high": best.high,
         "measured": measured,
