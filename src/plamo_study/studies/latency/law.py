@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import product
 from math import nan
 from pathlib import Path
@@ -24,7 +25,7 @@ import pandas as pd
 from llama_meter import stats
 from llama_meter.cells import PARTS, SPLIT, WITHIN, Fleet
 from llama_meter.errors import StudyError
-from llama_meter.journal import LOCAL, REFERENCE, journal_path
+from llama_meter.journal import LOCAL, REFERENCE, journal_path, stored
 from llama_meter.rows import Measured
 from plamo_study.read.frame import STOCK, marked, usable
 from plamo_study.read.metrics import first_tokens, mean_gaps
@@ -32,7 +33,7 @@ from plamo_study.read.recording import read
 from plamo_study.stats.estimates import NS, events
 from plamo_study.studies.latency.loop import AWAKE_S, DRAWN, MORE, Load, Simulated, StepModel, policy, serve
 from plamo_study.studies.latency.metrics import WAITS, waits
-from plamo_study.studies.latency.plan import CALLS, WELL, digest
+from plamo_study.studies.latency.plan import CALLS, WELL
 
 ORIGIN = ["model", "n_threads", "per_second", "rule"]
 LOADED = ["model", "per_second", "rule"]
@@ -293,8 +294,8 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
 def measured_calls(cell: Fleet) -> pd.DataFrame:
     """Rows of calls that a fleet's simulation is fitted on; StudyError if no journal here has the cell's SHA-256."""
     for source, place in (("live", LOCAL), ("recorded", REFERENCE)):
-        same = digest(journal_path(CALLS, cell.scale, place)) == cell.rows_sha256
-        if same and (recording := read(CALLS, source, cell.scale)):
+        lines = stored(journal_path(CALLS, cell.scale, place))
+        if sha256(lines).hexdigest() == cell.rows_sha256 and (recording := read(CALLS, source, cell.scale)):
             return recording.rows
     why = "the rows that this fleet is simulated by are not here"
     raise StudyError(f"{CALLS} at {cell.scale}", why, f"{MORE} --scale {cell.scale}")

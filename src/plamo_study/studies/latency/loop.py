@@ -162,16 +162,12 @@ class StepModel:
         """Seconds of one call, without its residual. StudyError for a call outside the measured range."""
         if decoding and chunk:
             decoding, keys, chunk, before = decoding + 1, keys + before, chunk - 1, before + 1
-        seconds = 0.0
-        if decoding:
-            if decoding > len(self.step) or keys > decoding * self.held:
-                raise StudyError(f"a step of {decoding} sequences with {keys} tokens", "was not measured", MORE)
-            seconds += self.step[decoding - 1] + self.per_key * keys
-        if chunk:
-            if chunk > len(self.base) or before > self.before:
-                raise StudyError(f"a chunk of {chunk} tokens behind {before}", "was not measured", MORE)
-            seconds += self.base[chunk - 1] + self.slope[chunk - 1] * before
-        return seconds
+        if decoding > len(self.step) or keys > decoding * self.held:
+            raise StudyError(f"a step of {decoding} sequences with {keys} tokens", "was not measured", MORE)
+        if chunk and (chunk > len(self.base) or before > self.before):
+            raise StudyError(f"a chunk of {chunk} tokens behind {before}", "was not measured", MORE)
+        step = self.step[decoding - 1] + self.per_key * keys if decoding else 0.0
+        return step + (self.base[chunk - 1] + self.slope[chunk - 1] * before if chunk else 0.0)
 
     def replay(self, token: float, step: float) -> "StepModel":
         """The two numbers of a usual benchmark, times these factors: a constant for each token of a prompt, that of the

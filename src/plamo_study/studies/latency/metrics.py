@@ -96,9 +96,9 @@ def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:
     for phase, samples in zip(PHASES, times.T, strict=True):
         yield phase, "s", float(np.median(samples)), samples
     checks = row["checks"]
-    others = {"state": ("B", row["n_bytes"]), "identical": ("", checks["identical"])}
-    for name, (unit, value) in (others | {"error": ("", checks["second_path_error"])}).items():
-        yield name, unit, float(value), np.array([value], float)
+    others = {"state": row["n_bytes"], "identical": checks["identical"], "error": checks["second_path_error"]}
+    for name, value in others.items():
+        yield name, "B" if name == "state" else "", float(value), np.array([value], float)
 
 
 def service(row: Mapping[str, Any]) -> Iterator[Measured]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from itertools import product
-from pathlib import Path
 
 from llama_meter.cells import PARTS, SPLIT, Arrival, Cell, File, Fleet, Service, Shipment, Traffic
 from llama_meter.errors import StudyError
@@ -133,16 +132,12 @@ WELL = 0.99  # of all requests are to be served in time
 def fleet(scale: str, gpu: bool = False) -> Plan:
     """Fleets of simulated machines. No engine runs; call times come from the journal of loads."""
     check_scale(scale)
-    rows_sha256 = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
+    lines = next(filter(None, (stored(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), b"")
+    rows_sha256 = sha256(lines).hexdigest()
     base = Fleet(model=MODELS[0], scale=scale, rows_sha256=rows_sha256, rule=FIRST[1], n_seq=SLOTS)
     base = change(base, n_requests=DAY, repetitions=DAYS, balance="least work", pattern="steady")
     cells = tuple(change(base, n_machines=n) for n in MACHINES)
     return Plan("07-fleet", scale, cells, (), None, 1, 0, 1800.0, workload="plamo_study.studies.latency.law")
-
-
-def digest(journal: Path) -> str:
-    """SHA-256 of a journal's lines in hex; empty if there are none."""
-    return sha256(lines).hexdigest() if (lines := stored(journal)) else ""
 
 
 # ------------------------------------------------------------------ read here, write there

@@ -43,8 +43,6 @@ NS = 1e9
 class Live:
     """The engine as the loop's machine. Times are seconds since `began`."""
 
-    helpers: tuple[int, ...] = ()  # processes that compute for it, by pid
-
     def __init__(self, session: Session, tokens: np.ndarray):
         self.session, self.tokens, self.began = session, tokens, clock()
         self.calls: list[tuple[int, int, int, int, int]] = []  # decoding, keys, chunk, before, nanoseconds
@@ -114,15 +112,8 @@ class Split(Live):
 
     def __init__(self, session: Session, tokens: np.ndarray, line: Connection):
         super().__init__(session, tokens)
-        self.line, self.helpers = line, (line.recv(),)
-        self.states: deque[Future[service.Arrived]] = deque()
-
-    def start(self) -> None:
-        """Start the time at 0 on both sides."""
-        super().start()
-        self.line.send(Go(at_ns=self.began))
-        thread = ThreadPoolExecutor(1)
-        self.states.extend(thread.submit(self._receive) for _ in self.tokens)
+        self.line, thread = line, ThreadPoolExecutor(1)
+        self.states: deque[Future[service.Arrived]] = deque(thread.submit(self._receive) for _ in tokens)
         thread.shutdown(wait=False)
 
     def policy(self, left: int, decoding: int, slots: int) -> int:
@@ -164,10 +155,13 @@ def run(cell: Traffic | Service, path: Path, stage: Callable[[str], None]) -> Me
         session.clear()
         warmup = clock() - start
         with service.started(cell, path) if rule == SPLIT else nullcontext() as line:
+            helpers = [line.recv()] if line else []
             live = Split(session, tokens[: cell.n_requests], line) if line else Live(session, tokens)
             stage("serve")
             live.start()
-            with watch.timed(*live.helpers):
+            if line:
+                line.send(Go(at_ns=live.began))
+            with watch.timed(*helpers):
                 if rule == PARTS:
                     _parts(cell, session, live)
                 else:
@@ -297,8 +291,7 @@ def arrival(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured
 def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
     """Clear the memory and prefill every decoding sequence's first tokens, each in its own calls."""
     session.clear()
-    if cell.depth:
-        session.prefill({seq: tokens[seq][: cell.depth] for seq in range(cell.n_seq)})
+    session.prefill({seq: tokens[seq][: cell.depth] for seq in range(cell.n_seq)})
 
 
 def _evaluate(session: Session, tokens: Prompts, made: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
