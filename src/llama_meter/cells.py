@@ -494,7 +494,6 @@ class Objectives(NamedTuple):
         return bool(self.met((token_ns[0] - due_ns) / 1e9, rest / 1e9))
 
 
-NONE = Objectives()
 OBJECTIVES: Mapping[str, Objectives] = {  # of `Serving`, by scale
     "mini": Objectives(0.25, 0.01),
     "shape": Objectives(10.0, 0.4),
