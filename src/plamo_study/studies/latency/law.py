@@ -131,7 +131,7 @@ def fit(calls: pd.DataFrame, moving: Sequence[float] = ()) -> StepModel:
     """Fit a step model on calls, a line each: CALL, `seconds` and `idle`; `moving`: seconds of each move to a slot.
 
     Steps and chunks alone give constants and slopes; calls with both only give residuals, and calls after idle time
-    only their extra seconds. StudyError where neither steps nor chunks begin with one.
+    only their extra seconds. StudyError where steps or chunks do not begin with one.
     """
     woken, calls = calls[calls["idle"] >= AWAKE_S], calls[calls["idle"] < AWAKE_S]
     steps, chunks = calls[calls["chunk"] == 0], calls[calls["decoding"] == 0]
