@@ -27,6 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     dying = False
     asking: ClassVar[list[str]] = []  # prompts that are being answered
     keys: ClassVar[list[str]] = []
+    asked: ClassVar[list[tuple[int, str]]] = []  # tokens of an answer, and its prompt
 
     def do_GET(self):
         models = ("one", "two") if self.way == "several" else ("stand-in",)
@@ -36,6 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Handler.keys.append(self.headers.get("Authorization", ""))
         Handler.asking.append(prompt := asked.get("prompt", ""))
+        Handler.asked.append((asked["max_tokens"], prompt))
         try:
             self.complete(asked)
         except (BrokenPipeError, ConnectionResetError):
@@ -189,6 +191,7 @@ def standing_in(monkeypatch):
 
     def start(way=""):
         monkeypatch.setattr(Handler, "keys", [])
+        monkeypatch.setattr(Handler, "asked", [])
         httpd = Server(("127.0.0.1", 0), type("Handler", (Handler,), {"way": way}))
         threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
         running.append(httpd)

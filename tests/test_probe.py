@@ -247,6 +247,8 @@ def test_the_report_is_json_or_text_and_the_key_is_in_neither(stands_in, monkeyp
     done = CliRunner().invoke(main.app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     assert set(misbehaving.Handler.keys) == {"Bearer very-secret"}
+    begun = [prompt[:40] for n_gen, prompt in misbehaving.Handler.asked if n_gen in (4, 8)]
+    assert len(set(begun)) == len(begun) > 30, "a server that keeps prefixes has kept none of these"
     told = json.loads(done.stdout)
     assert told["right"]["verdict"] == "right"
     assert told["right"]["compared"] == right.ROUNDS * (sum(right.TOGETHER) + right.TOGETHER[0])

@@ -33,9 +33,9 @@ ROUNDS = 5
 FACTOR = 2  # by which a length or the load is changed
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
 LEVERS: Mapping[Phase, str] = {
-    "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (chapter 7), or "
-    "prefill them elsewhere (chapter 7)",
-    "decode": "fewer bits (chapter 5), a bigger batch if the aggregate counts (03), shorter answers",
+    "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers, or prefill them "
+    "elsewhere (chapter 7)",
+    "decode": "fewer bits (chapter 5), a bigger batch if the aggregate counts (chapter 3), shorter answers",
     "queue": "more slots while a step stays cheap, or replicas (chapter 3), or less load",
     "client": "probe from a machine with idle cores",
     "cannot tell": "probe again when the server is quiet, or for lengths of which twice as much fits its context",
@@ -83,7 +83,8 @@ class Interval(msgspec.Struct, frozen=True):
     high: float
 
     def __format__(self, spec: str) -> str:
-        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+        shown = f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+        return shown if self.value == self.value else "n/a"
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def address(url: str) -> str:
-    """The server's address without a path; StudyError for anything that is not one."""
+    """The server's address without /v1 at its end; StudyError for anything that is not one."""
     try:
         parts = urlsplit(url)
         client.httpx2.URL(url)
@@ -221,13 +222,9 @@ def text(report: Report) -> str:
     if rightness.verdict == "right":  # none of n answers wrong bounds their share by 3 / n with 95 %
         lines += [f"  would miss: what happens to fewer than one answer in {max(rightness.compared // 3, 1)}"]
     lines += ["", f"Which phase binds? {bound.verdict}.", f"  why: {bound.why}", f"  what helps: {bound.lever}"]
-    lines += [f"  1 % {CHANGED[name]}: {_shown(value)} % longer" for name, value in bound.elasticities.items()]
-    lines += [f"  share of a request, {name}: {_shown(value, '.0%')}" for name, value in bound.shares.items()]
+    lines += [f"  1 % {CHANGED[name]}: {value:.2f} % longer" for name, value in bound.elasticities.items()]
+    lines += [f"  share of a request, {name}: {value:.0%}" for name, value in bound.shares.items()]
     return "\n".join([*lines, *(f"  {name}: {value * 1e3:.1f} ms" for name, value in bound.seconds.items())])
-
-
-def _shown(value: Interval, spec: str = ".2f") -> str:
-    return format(value, spec) if value.value == value.value else "n/a"
 
 
 # ------------------------------------------------------------------ which phase binds
@@ -239,7 +236,7 @@ def cannot(why: str) -> Binding:
 
 
 async def binding(web: Client, target: Target, usual: Setting, until: float) -> Binding:
-    """Load a server in rounds begun before `until` (time.monotonic), and judge."""
+    """Load a server in rounds that should end by `until` (time.monotonic), no two prompts beginning alike; judge."""
     warm = load.of_characters(1, int(CHARACTERS * usual.prompt_tokens), usual.output_tokens, seed=2)[0]
     first = await client.ask(web, target, warm)
     if first.failure:
@@ -249,14 +246,16 @@ async def binding(web: Client, target: Target, usual: Setting, until: float) -> 
     per_token = min(len(warm.text) / first.n_prompt, MOST_CHARACTERS)
     rounds: list[dict[str, Seen]] = []
     loads: list[Loaded] = []
+    spent = 0.0
     for turn in range(ROUNDS):
-        if time.monotonic() > until:
+        begin = time.monotonic()
+        if begin + spent > until:
             break
         seen: dict[str, Seen] = {}
         for name, setting in usual.changed().items():
             seed = 10 + ROUNDS * len(seen) + turn
             characters = int(per_token * setting.prompt_tokens)
-            prompts = load.of_characters(setting.n, characters, setting.output_tokens, seed)
+            prompts = load.of_characters(FACTOR * usual.n, characters, setting.output_tokens, seed)[: setting.n]
             if setting.per_second:
                 due = load.arrivals(setting.n, setting.per_second, turn)
                 loaded = await load.opened(web, target, prompts, due)
@@ -268,6 +267,7 @@ async def binding(web: Client, target: Target, usual: Setting, until: float) -> 
             loads.append(loaded)
             seen[name] = _seen(loaded.answers, setting)
         rounds.append(seen)
+        spent = time.monotonic() - begin
     return _bound(rounds, loads)
 
 
@@ -282,7 +282,7 @@ def _seen(answers: list[Answer], setting: Setting) -> Seen:
 
 
 def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
-    if len(rounds) < stats.NEEDED[0.5] + 2:
+    if len(rounds) < stats.FEW:
         return cannot("there was no time for three rounds")
 
     def grown(name: str, what: str) -> np.ndarray:
@@ -327,8 +327,7 @@ def _shares(rounds: list[dict[str, Seen]]) -> dict[str, np.ndarray]:
 def _interval(values: np.ndarray) -> Interval:
     """The median with the interval of paired values; NaN where any is missing."""
     low, high = stats.paired_bounds(values)
-    middle = float(np.median(values))
-    return Interval(middle, float(np.minimum(low, middle)), float(np.maximum(high, middle)))
+    return Interval(float(np.median(values)), float(low), float(high))
 
 
 def _verdict(logs: dict[str, np.ndarray], shares: dict[str, np.ndarray], loads: list[Loaded]) -> tuple[Phase, str]:

@@ -94,7 +94,7 @@ class Sample:
 
 
 async def ask(web: Client, target: Target, concurrency: int, until: float) -> Rightness:
-    """Ask both questions, the last one begun before `until` (time.monotonic), and judge."""
+    """Ask both questions, each load only if it ends by `until` (time.monotonic) when it takes as long as the last."""
     of_all = prompts()
     sample = Sample(await _alone(web, target, of_all))
     if failed := [answer for answers in sample.alone for answer in answers if answer.failure]:
@@ -118,14 +118,16 @@ async def _at_once(
     web: Client, target: Target, of_all: Sequence[Prompt], together: Sequence[int], until: float, sample: Sample
 ) -> None:
     """Ask both questions in turn, with neighbours drawn anew each time; stop where all of a load fail."""
-    draw = np.random.default_rng(1)
+    draw, spent = np.random.default_rng(1), 0.0
     for turn in range(ROUNDS):
         loads = [np.resize(draw.permutation(PROMPTS), n).tolist() for n in together]
         copied = [turn] * together[0] if turn < COPIED else []
         for numbers in [*loads, copied] if copied else loads:
-            if time.monotonic() > until:
+            begin = time.monotonic()
+            if begin + spent > until:
                 return
             answers = (await load.closed(web, target, [of_all[n] for n in numbers], len(numbers))).answers
+            spent = time.monotonic() - begin
             if numbers is copied:
                 sample.copies.append((turn, answers))
             else:
