@@ -52,7 +52,9 @@ def frame(files, batch=(), blocks=3, disturbed=(), few=()):
 
 def decided(m, safe=True, request=REQUEST, gpu=False, facts=None, **row):
     """The plan of the one model of a frame."""
-    rows = m[["key", "n_threads"]].assign(**{"n_gpu_layers": 0, "type_k": "f16", "type_v": "f16"} | row)
+    rows = m[["key", "n_threads"]].assign(
+        **{"n_gpu_layers": 0, "flash_attn": "auto", "type_k": "f16", "type_v": "f16"} | row
+    )
     facts = facts or {file: fact(file.split()[1]) for file in m.file.unique()}
     return Decision(m, rows, facts, request, {"llama": safe}, "llama-cpp-python 1.2", gpu).plan("m")
 
@@ -83,6 +85,7 @@ def test_a_file_is_run_where_enough_quiet_processes_tell(files, more, run, sure)
     assert run in plan.run
     assert bool(run) == bool(plan.run)
     assert sure in plan.sure
+    assert "not told apart" not in plan.sure
     assert plan.disturbed == (not run and "disturbed" in more)
 
 
@@ -115,10 +118,10 @@ def test_users_who_queue_are_told_both_waits():
 def test_a_window_and_the_types_of_a_cache_bound_what_a_slot_takes():
     own = {"window": 256, "window_pattern": 4}
     facts = {"m q4": fact("q4", own)}
-    plan = decided(frame({"q4": (0.01, 0.05)}), facts=facts, type_k="q8_0", type_v="q8_0")
+    plan = decided(frame({"q4": (0.01, 0.05)}), facts=facts, type_k="q8_0", type_v="q8_0", flash_attn="on")
     cells = 2 * 2048 + 6 * 768  # two layers keep all, six the window and a micro-batch
     assert f"a slot of 2,048 tokens takes {cells * 2 * 64 * 2 * 34 / 32 / 1e6:.1f} MB." in plan.context
-    assert plan.run.endswith("-c 2048 -t 2 -ctk q8_0 -ctv q8_0")
+    assert plan.run.endswith("-c 2048 -t 2 -fa on -ctk q8_0 -ctv q8_0")
     assert "Reading was measured up to 512 tokens." in plan.context
 
 

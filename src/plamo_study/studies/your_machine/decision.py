@@ -124,7 +124,8 @@ def command(path: str, n: int, room: int, row: pd.Series, gpu: bool) -> str:
     """
     words = ["llama-server", "-m", shlex.quote(path), f"-np {n}", f"-c {n * room}", f"-t {row.n_threads}"]
     words += [f"-ngl {99 if row.n_gpu_layers < 0 else row.n_gpu_layers}"] if row.n_gpu_layers or gpu else []
-    words += [f"{flag} {kind}" for flag, kind in (("-ctk", row.type_k), ("-ctv", row.type_v)) if kind != "f16"]
+    flags = (("-fa", row.flash_attn), ("-ctk", row.type_k), ("-ctv", row.type_v))
+    words += [f"{flag} {kind}" for flag, kind in flags if kind not in ("auto", "f16")]
     return " ".join(words)
 
 
@@ -201,8 +202,8 @@ def sure(files: pd.DataFrame, best: Any, n: int = 1, gain: Estimate | None = Non
     out = [f"not ranked: {' and '.join(dtypes)} ({why})" for why, dtypes in left.items() if dtypes]
     if best is None:
         return f"not yet: {'; '.join(out)}. Run the same command again when the machine is idle."
-    alike = [kind for kind in files.dtype[files.kind.isin(["least", "alike"])] if kind != best.dtype]
-    text = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if alike else []
+    alike = files.dtype[files.kind.isin(["least", "alike"]) & (files.dtype != best.dtype) & (best.kind != "longer")]
+    text = [f"{best.dtype} and {' and '.join(alike)} are not told apart: either"] if len(alike) else []
     text += [
         f"{row.dtype} takes {figure(row.over)} times as long as {files.dtype[0]}"
         for row in files.itertuples()

@@ -47,7 +47,7 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Both phases of every file and the machine's ceilings; then batches, types and further lengths as time allows."""
     check_scale(scale)
     files = files_of(scale, sweep)
-    threads = sweep.n_threads or thread_counts()[:1]
+    threads = tuple(sorted(sweep.n_threads, reverse=True)) or thread_counts()[:1]  # the page is about the most
     base = Prefill(scale=scale, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
     base = change(base, **sweep.settings())
     prompts, (answer, *answers) = _prompts(scale, sweep), sweep.n_gen or N_GEN
