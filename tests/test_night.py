@@ -87,7 +87,7 @@ def executed(notebook, values, *_):
     request = Request.of(runs.assign([notebook], values)[notebook])
     for study, _ in studies.of_notebook(notebook.stem, request.scale, request.sweep.files):
         live.collect(study, request)
-    return runs.RunResult(notebook, "ok", 1.0, notebook)
+    return runs.RunResult(notebook, "ok", notebook)
 
 
 def go(files, minutes=MINUTES):

@@ -111,7 +111,7 @@ def test_notebooks_are_found_by_number_name_and_path(tmp_path, monkeypatch):
 
 def test_what_a_page_is_made_from_changes_with_its_rows_and_the_engine(tmp_path, monkeypatch):
     one, data = paths.NOTEBOOKS / "01-phase-asymmetry.ipynb", tmp_path / "data"
-    for name in (names := ("measured/local/01.jsonl", "models.toml")):
+    for name in (names := ("measured/local/01.jsonl", "measured/others/02.jsonl", "models.toml")):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).write_text("first")
     for name, path in {"ROOT": tmp_path, "DATA": data, "MEASURED": data / "measured"}.items():

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from traitlets import default
 from llama_meter import paths
 from llama_meter.disk import growing
 from llama_meter.errors import FAILED_GATE, NOT_MEASURED, StudyError, of_system
-from llama_meter.journal import LOCAL, REFERENCE
+from llama_meter.journal import LOCAL, OTHERS, REFERENCE
 from llama_meter.measure import machine
 from plamo_study.live import MORE, UNMEASURED
 from plamo_study.studies.registry import OF_ALL
@@ -66,7 +65,6 @@ class RunResult:
 
     notebook: Path
     status: Status
-    seconds: float
     output: Path | None = None
     cell: int | None = None
     error: str = ""
@@ -216,14 +214,13 @@ def run(
         raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
     out_dir.mkdir(parents=True, exist_ok=True)
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
-    started = time.monotonic()
     if not force and is_current(notebook, assigned, out_dir):
-        return RunResult(notebook, "unchanged", 0.0, output)
+        return RunResult(notebook, "unchanged", output)
     partial.unlink(missing_ok=True)
     problem = _execute(notebook, partial, assigned, on_line)
     if isinstance(problem, OSError) and problem.filename is None:
         problem.filename = str(output)
-    seconds, executed = time.monotonic() - started, _read_back(partial)
+    executed = _read_back(partial)
     outcome = GOES_ON.get(problem.ename) if isinstance(problem, PapermillExecutionError) else None
     if (
         problem is None
@@ -239,11 +236,11 @@ def run(
             with growing(output) as whole:
                 nbformat.write(executed, whole)
             partial.unlink()
-            return RunResult(notebook, outcome or "ok", seconds, output)
+            return RunResult(notebook, outcome or "ok", output)
         except OSError as full:
             problem = full
     status, error, message = _reason(problem)
-    return RunResult(notebook, status, seconds, None, _last_started(executed) if executed else None, error, message)
+    return RunResult(notebook, status, None, _last_started(executed) if executed else None, error, message)
 
 
 def _read_back(path: Path) -> nbformat.NotebookNode | None:
@@ -292,7 +289,7 @@ def _made_from(notebook: Path, values: dict[str, Any]) -> str:
     """SHA-256 of what an executed notebook depends on: itself, its parameters, code, rows, registry and engine."""
     engine = os.environ.get("LLAMA_CPP_LIB_PATH", "")
     hasher = hashlib.sha256(f"{sys.version} {engine} {json.dumps(values, sort_keys=True)}".encode())
-    folders = (Path(__file__).resolve().parents[1], paths.MEASURED / REFERENCE, paths.DATA / "published")
+    folders = (Path(__file__).parents[1], paths.MEASURED / REFERENCE, paths.MEASURED / OTHERS, paths.PUBLISHED)
     inputs = [notebook, *(path for folder in folders for kind in KINDS for path in sorted(folder.rglob(kind)))]
     chapter = "" if notebook.stem in OF_ALL else notebook.stem[:2]
     inputs += sorted((paths.MEASURED / LOCAL).glob(f"{chapter}*"))

@@ -28,7 +28,7 @@ class Study:
 class Chapter:
     """A notebook, its question, and its studies by name.
 
-    `of_full_size`: its title speaks of models of full size. `of_all`: it shows the rows of every study, and so comes
+    `of_full_size`: its title speaks of models of full size. `of_all`: it shows rows of any study, and so comes
     last. `of_pairs`: its files have to be of one model. `first`: where a scale and a sweep become the values of a first
     page, which is shown before all is measured.
     """

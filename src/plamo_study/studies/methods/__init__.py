@@ -9,4 +9,5 @@ CHAPTER = Chapter(
         "A-gates": Study("llama_meter.measure.plan.gates", aside=True),
     },
     of_full_size=True,
+    of_all=True,
 )
