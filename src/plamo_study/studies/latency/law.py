@@ -4,9 +4,9 @@ of fleets.
 A simulation, and a replay by two constants, tuned on the other loads as the simulation's clock is. Both serve the same
 requests at the same times as the engine. Frames in, estimates out; a process is one number.
 
-A fleet is the number of machines that a load needs: days of requests shared out among simulated machines. Once requests
+A fleet is days of requests shared out among simulated machines, which tell how many of them a load needs. Once requests
 are shared out, machines are independent. So all requests are shared out among all machines, but only a random sample of
-the machines is simulated and represents the others. Ten thousand machines cost little more than one.
+the machines is simulated and represents the others. Ten thousand machines took eleven times as long as one.
 """
 
 import heapq
@@ -367,9 +367,9 @@ def at_rate(load: Load, per_second: float, n: int, seed: int) -> Load:
 
 
 def capacity(load: Load, model: StepModel, slots: int) -> float:
-    """Most requests a second of a machine with whole prompts and full slots: λ (t_p + o t_b / b) < 1.
+    """Most requests a second of a machine with whole prompts and full slots: λ (t_p + (o - 1) t_b / b) < 1.
 
-    `t_p`: mean seconds of a prompt; `o`: mean tokens of an answer; `t_b`: seconds of a step of all `b` slots.
+    `t_p`: mean seconds of a prompt and its token; `o`: mean tokens of an answer; `t_b`: seconds of a step of `b` slots.
     """
     read = float(np.mean([model.seconds(0, 0, n, 0) for n in load.prompt]))
     held = int(np.mean(load.prompt) + np.mean(load.output) / 2)
