@@ -211,7 +211,7 @@ def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first()
     assert Here([pooled], HOME).rate("Q2_K").best == pytest.approx(9e11, rel=1e-6)
 
 
-PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # what packing needs: repack.cpp
+PACKED = dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"), "AVX2 = 1") | {"Q2_K": "AVX512 = 1"}  # as repack.cpp asks
 
 
 def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_engines():

@@ -68,19 +68,9 @@ else:
 
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas", "ggml-vulkan")
 TYPES = {  # ggml.h, enum ggml_type
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 6,
-    "Q5_1": 7,
-    "Q8_0": 8,
-    "Q2_K": 10,
-    "Q3_K": 11,
-    "Q4_K": 12,
-    "Q5_K": 13,
-    "Q6_K": 14,
-    "BF16": 30,
+    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "BF16": 30},
+    **{"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40},
+    **{"IQ3_XXS": 18, "IQ4_NL": 20, "IQ3_S": 21, "IQ4_XS": 23},  # smaller ones take minutes to make a matrix of
 }
 OBJECT_SIZE = 32  # bytes of ggml.c's struct ggml_object on a 64-bit machine
 

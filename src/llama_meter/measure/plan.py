@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from llama_meter.cells import Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
+from llama_meter.engine import bindings
 from llama_meter.errors import StudyError
 from llama_meter.limits import LEAST_BLOCKS
 from llama_meter.measure import machine
@@ -237,7 +238,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
 
 
 def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
-    """The matrix product in every type that most of these files' matrices have."""
+    """The matrix product in the types that these files' matrices have, where the engine's kernel can be timed."""
     return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in _matrix_types(file)))
 
 
@@ -248,10 +249,11 @@ def limits_of(files: Sequence[File], scale: str, sweep: Sweep, gpu: bool, thread
 
 
 def _matrix_types(file: File) -> tuple[str, ...]:
-    """The types of a file's matrices: of a given one those of at least MINOR of its bytes, else as its type says."""
+    """The types of a file's matrices: of a given one those with a kernel and MINOR of its bytes, else as named."""
     if file[1] == registry.FILE_SCALE:
         sizes = tensors.matrix_bytes(registry.FILES[file].parts)
-        return tuple(dtype for dtype, n_bytes in sizes.items() if n_bytes >= MINOR * sum(sizes.values()))
+        most = [dtype for dtype, n_bytes in sizes.items() if n_bytes >= MINOR * sum(sizes.values())]
+        return tuple(dtype for dtype in most if dtype in bindings.TYPES)
     name = file[2].split("-")[0]
     return (FILE_TYPES[name], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
 
