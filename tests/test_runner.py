@@ -281,7 +281,7 @@ def test_verdicts_need_the_gate(swept):
 
 
 @pytest.mark.parametrize(
-    ("how", "why"), [({"depth": 0}, "positive"), ({"n_gen": -1}, "positive"), ({"depth": 4000, "n_gen": 200}, "fit")]
+    ("how", "why"), [({"depth": 0}, "positive"), ({"n_gen": 0}, "positive"), ({"depth": 4000, "n_gen": 200}, "fit")]
 )
 def test_what_cannot_be_measured_is_said_before_anything_runs(how, why):
     with pytest.raises(StudyError, match=why):

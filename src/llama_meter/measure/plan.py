@@ -76,10 +76,10 @@ class Plan:
     scale: str
     cells: tuple[Cell, ...]
     gates: tuple[Cell, ...]
-    anchor: Cell | None  # None: nothing drifts in a simulation
+    anchor: Cell | None  # None: nothing is timed here, or in too few blocks to show a drift
     blocks: int
-    extra_blocks: int
-    time_limit_s: float
+    extra_blocks: int  # as many blocks' worth of rows a call may add: repeats, and blocks after those that drifted
+    time_limit_s: float  # of a cell's process
     seed: int = 0
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
@@ -186,8 +186,7 @@ def gates(scale: str, gpu: bool = False) -> Plan:
         cells += tuple(
             change(lean_gate, model=model, dtype=dtype) for model, dtype in every if (model, dtype) not in files
         )
-    anchor = of_kind(Decode, base, model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
-    return Plan("A-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
+    return Plan("A-gates", scale, (), cells, None, 1, 0, TIME_LIMIT_S[scale] * 2)
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -333,7 +332,8 @@ def check_cell(cell: Cell) -> None:
     if not isinstance(cell, OnModel):
         return
     what, (n_seq, n_prompt, n_gen) = f"cell {cell.workload} of {cell.model}", cell.shape
-    if min(n_prompt, n_gen) < 0 or n_prompt + n_gen == 0 or min(n_seq, cell.n_threads) < 1:
+    least = 1 if isinstance(cell, Decode) else 0  # steps
+    if n_prompt < 0 or n_gen < least or n_prompt + n_gen == 0 or min(n_seq, cell.n_threads) < 1:
         raise StudyError(what, "token, sequence and thread counts must be positive", "raise them")
     most = registry.spec(cell.model, cell.scale).context_length
     if n_prompt + n_gen > most:
