@@ -112,7 +112,7 @@ def sweep(
 ) -> Summary:
     """Measure the rows of `plan` that the journal lacks. A worker's crash or hang becomes a row, and the sweep goes on.
 
-    `retry_failed`: measure rows of earlier calls that failed or came out wrong anew.
+    `retry_failed`: measure rows of earlier calls anew that failed, or came out wrong where that is no answer.
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
     `minutes`: time limit of the plan's rows, including earlier calls, gates, anchors and repeats; 0: none, and the plan
     is measured whole. The plan's last cells are dropped where they do not fit; where all fit, blocks are added. Nothing
@@ -272,7 +272,7 @@ class _Sweep:
         for key, task in self.tasks.items():
             if key in self.done:
                 self._note_gate(task, self.done[key])
-        self.spent_s = spent_s(self.rows(), self.share)
+        self.spent_s = sum(row.elapsed_ns / 1e9 / self.share(row.cell) for row in self.rows())
 
     def run(self) -> None:
         """Measure the first block in the order of need, as far as its cells fit the time, and then further blocks.
@@ -363,17 +363,19 @@ class _Sweep:
             self.refused |= {(file, task.engine): row for file in task.cell.files}
 
     def _expected_s(self, tasks: Iterable[Task]) -> float:
-        """Seconds of tasks: each as before, else the median of the gates, or of the other cells, done so far."""
+        """Seconds of tasks on files that no gate refused: each as before, else the median of gates or other cells."""
         usual = {}
         for is_gate in (True, False):
             done = [taken for cell, taken in self.seconds.items() if isinstance(cell, Gate) == is_gate]
             usual[is_gate] = median(done) if done else 0.0
         return sum(
-            self.seconds.get(task.cell, usual[isinstance(task.cell, Gate)]) / self.share(task.cell) for task in tasks
+            self.seconds.get(task.cell, usual[isinstance(task.cell, Gate)]) / self.share(task.cell)
+            for task in tasks
+            if not self.refuses(task.cell, task.engine)
         )
 
     def _left_s(self) -> float:
-        """Seconds left of the time limit, from which the rows of all earlier calls count too."""
+        """Seconds left of the time limit, of which the rows of all earlier calls took their share."""
         return min(self.limit_s - self.spent_s, self.ends_at - monotonic())
 
     def _add(self, tasks: Iterable[Task]) -> None:
@@ -455,11 +457,6 @@ class _Sweep:
             left = [task for task in self.tasks.values() if self.is_left(task)]
             remaining = max(min(self._expected_s(left), self._left_s()), 0.0)
             self.on_progress(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
-
-
-def spent_s(rows: Iterable[Row], share: Callable[[Cell], int]) -> float:
-    """Seconds that rows took; rows of a cell ran so many at once, and share their time."""
-    return sum(row.elapsed_ns / 1e9 / share(row.cell) for row in rows)
 
 
 def at_once(cell: Cell) -> int:
