@@ -40,6 +40,7 @@ SCALES = (".scale", ".input_scale")  # of a whole tensor: llama.cpp loads them b
 REPAIR = "plamo-study models check FILE --repair OUT"
 HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
 KEEP = "quantize again: plamo-study models quantize SOURCE --type Q4_0-ssm_out-BF16"
+SELF = "nothing to mend: the gate holds the engine against itself"
 TOKENS = "tokenizer.ggml.tokens"
 MERGE = "llama-gguf-split --merge FIRST-PART OUT.gguf, then use OUT.gguf"
 SHOWN = 4  # names listed before the rest is only counted
@@ -73,7 +74,7 @@ def blocking(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def listed(names: Iterable[object]) -> str:
-    """The first few of many names, and how many there are."""
+    """The first few of many names, and how many more there are."""
     shown = [printable(name) for name in names]
     rest = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return ", ".join(shown[:SHOWN]) + rest
@@ -81,7 +82,7 @@ def listed(names: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class FileSpec(ModelSpec):
-    """What a header states, 0 where it does not; of PLaMo everything.
+    """What a header states; 0 where it does not, and no limit of the context. Of PLaMo everything.
 
     `weights`: as many as the file holds. `recurrent`: which layers of a PLaMo are Mamba.
     """
@@ -181,12 +182,12 @@ def _rotation(header: Header, spec: FileSpec) -> Iterator[Finding]:
     heads = header.value(f"{spec.arch}.attention.head_count")
     if isinstance(heads, list) and heads[0] == 0:
         yield block("head-count-array", f"the head count is an array with 0 for layer 0. {HANG}", REPAIR)
-    if header.size_of("rope.dimension_count", spec.head_dim) != spec.head_dim:
-        yield block("rope-dimensions", f"rope.dimension_count is not the head size {spec.head_dim}. {HANG}")
+    if (n_rot := header.size_of("rope.dimension_count", spec.head_dim)) != spec.head_dim:
+        yield block("rope-dimensions", f"rope.dimension_count is {n_rot}, not the head size {spec.head_dim}")
     kind = header.text(f"{spec.arch}.rope.scaling.type")
     if kind not in (None, "none"):
-        why = f"rope.scaling.type is {kind}, which the oracle does not know: the gate cannot compare logits"
-        yield Finding("note", "rope-scaling", why, "compare with another build of the engine")
+        why = f"rope.scaling.type is {printable(kind)}, which the oracle does not compute"
+        yield Finding("note", "rope-scaling", why, SELF)
     models = [model for model in registry.load().values() if model.arch == spec.arch]
     same = [model for model in models if _sizes(model) == _sizes(spec)] or models
     for field in ("rope_theta", "rope_theta_swa"):
@@ -216,7 +217,7 @@ def _tensors(here: Sequence[ReaderTensor], spec: FileSpec) -> Iterator[Finding]:
         yield block("tensor-shape", why)
     if scales:
         why = f"{len(scales)} tensors scale others as a whole: {listed(sorted(scales))}; the oracle does not"
-        yield Finding("note", "tensor-scale", why, "give the file to a study: its gate holds the engine against itself")
+        yield Finding("note", "tensor-scale", why, SELF)
 
 
 def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
@@ -262,7 +263,7 @@ def requested(named: str | Iterable[Any]) -> list[ModelFile]:
     Raises StudyError for a path that is no file, a file that is no model, a part that is missing, and a blocking
     finding of the check.
     """
-    return list(dict.fromkeys(map(_one, paths_of(named))))
+    return list({model.file: model for model in map(_one, paths_of(named))}.values())
 
 
 def paths_of(named: str | Iterable[Any]) -> list[Path]:
