@@ -91,9 +91,10 @@ def test_a_call_that_a_gpu_did_not_complete_is_no_result(monkeypatch):
             session.decode({0: 1})
 
 
-@pytest.mark.parametrize(("offered", "fits"), [(1000, False), (1 << 40, True)])
+@pytest.mark.parametrize(("offered", "fits"), [((1000,), False), ((1 << 40,), True), ((1 << 22, 1 << 22), True)])
 def test_a_file_that_is_larger_than_a_gpu_s_memory_is_not_loaded(offered, fits, monkeypatch):
-    monkeypatch.setattr(library, "gpus", lambda: [{"name": "MTL0", "chip": "Apple M4", "memory_bytes": offered}])
+    boards = [{"name": f"MTL{n}", "chip": "Apple M4", "memory_bytes": n_bytes} for n, n_bytes in enumerate(offered)]
+    monkeypatch.setattr(library, "gpus", lambda: boards)
     config = SessionConfig(64, n_gpu_layers=-1)
     if fits:
         Session(mini_file(), config).__exit__(None, None, None)

@@ -112,7 +112,7 @@ def in_order(version: str) -> list[int]:
 
 
 def named(names: Sequence[str], here: bool = True) -> list[str]:
-    """Names of builds, with "releases" replaced by every release: those that are built here, or also the others."""
+    """Names of builds, with "releases" replaced by every other release: those built here, or all of them."""
     every = [name for name in releases() if name != locked()[0] and (not here or folder(name).exists())]
     return list(dict.fromkeys(entry for name in names for entry in (every if name == "releases" else [name])))
 
@@ -253,13 +253,13 @@ def sources(into: Path, on_step: OnStep = lambda *step: None) -> Path:
 
 
 def fetch() -> Path:
-    """The sdist in requirements.lock, downloaded by pip if missing; nothing is compiled."""
+    """The sdist in requirements.lock, downloaded by pip where it is missing or another; nothing is compiled."""
     release, sha256 = locked()
     if (installed := version(PACKAGE)) != release:
         why = f"requirements.lock has {release}, whose headers would not fit"
         raise StudyError(f"{PACKAGE} {installed}", why, "make study")
     path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
-    if not path.exists():
+    if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
         path.parent.mkdir(parents=True, exist_ok=True)
         _pip(release, sha256, ["download", "--dest", str(path.parent), "--retries", "1"], path.parent)
     return path

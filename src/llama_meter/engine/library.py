@@ -160,8 +160,11 @@ def buffers(kind: str) -> dict[str, float]:
 
 def lacks_room(n_bytes: int = 0) -> str:
     """Why a model does not fit in the memory that its GPU offers, or "". `n_bytes`: of a file still to be loaded."""
-    for gpu in gpus():
-        needed = n_bytes or 2**20 * sum(mib for (device, _), mib in _buffers.items() if device.startswith(gpu["name"]))
+    boards = gpus()
+    share = n_bytes / max(sum(gpu["memory_bytes"] for gpu in boards), 1)  # layers are dealt out by memory
+    for gpu in boards:
+        held = sum(mib for (device, _), mib in _buffers.items() if device.startswith(gpu["name"]))
+        needed = share * gpu["memory_bytes"] or 2**20 * held
         if gpu["memory_bytes"] and needed > gpu["memory_bytes"]:
             return f"it needs {needed / 1e9:.3g} GB there, and {gpu['name']} offers {gpu['memory_bytes'] / 1e9:.3g} GB"
     return ""

@@ -317,7 +317,7 @@ class Tokenizer:
         llama.llama_model_free(self._model)
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids (n_tokens,) int32 of a text; the name of a special token in it becomes that token."""
+        """Token ids (n_tokens,) int32 of a text, without what a model adds around it."""
         return tokenize(self._vocab, text.encode(), add_special=False)
 
     def decode(self, ids: np.ndarray) -> bytes:
