@@ -17,7 +17,7 @@ FEW = 3  # processes or pairs; below, no interval is given, since two can agree 
 ENOUGH = 6  # fewest values whose whole range covers a median with 95 %: 1 - 2 ** (1 - n)
 CROSSING_LEVELS = (0.90, 0.93)  # lowest coverage of a crossing's interval, below ENOUGH blocks and from there on
 STEEPEST = 30.0  # scale of the penalty on its slope in log load, for loads that split cleanly into met and failed
-NEEDED = {0.5: 1, 0.9: 29, 0.95: 59, 0.99: 299}  # samples for a 95 % distribution-free bound on a percentile
+NEEDED = {0.9: 29, 0.95: 59, 0.99: 299}  # samples for a 95 % distribution-free bound on a percentile
 Claim = Literal["holds", "does not hold", "inconclusive"]
 NAN = float("nan")
 

@@ -196,7 +196,7 @@ def measure(
     """Measure a study without its notebook; completed cells are skipped."""
     varied = sweep(**_values(parameter, file, engine))
     request = Request.of({"device": device, "minutes": minutes})
-    if varied != NOTHING and not registry.varies(name):
+    if varied != NOTHING and name in registry.STUDIES and not registry.varies(name):
         raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
     others = [engines.resolve(build) for build in engines.named(beside or [])]
     planned = live.build(name, scale, request.device, varied)

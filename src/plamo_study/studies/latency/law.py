@@ -269,7 +269,7 @@ def simulated(row: Any, model: StepModel, many: int = 1) -> dict[str, float]:
 
 
 def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Find the fewest machines, once per repetition of the cell, each time with other requests.
+    """Find the fewest machines for steady days by least work, once per repetition, each time with other requests.
 
     Series, one number per trial: `repetition`; `machines`, relative to those that just keep up; `well`, the share of
     the simulated requests that were served in time. Valid where every request has all of its tokens. StudyError where
