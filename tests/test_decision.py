@@ -74,6 +74,7 @@ TOLD, ALIKE = {"q4": (0.01, 0.05), "q8": (0.02, 0.10)}, {"q4": (0.01, 0.05), "q8
     [
         (TOLD, {}, "m.file.q4.gguf", "q8 takes 2.00 [2.00, 2.00] times as long as q4."),
         (ALIKE, {}, "m.file.q8.gguf", "q8 takes 1.01"),
+        ({"unknown": (0.01, 0.05), "q8": (0.0101, 0.0505)}, {}, "m.file.unknown.gguf", "q8 takes 1.01"),
         (TOLD, {"few": ("q8",)}, "m.file.q4.gguf", "not ranked: q8 (fewer than 3 quiet processes)."),
         (TOLD, {"few": ("q4", "q8")}, "", "not yet: not ranked: q4 and q8 (fewer than 3 quiet processes)."),
         (TOLD, {"disturbed": (("q4", 1),)}, "m.file.q8.gguf", "not ranked: q4 (disturbed)."),

@@ -101,8 +101,8 @@ def chosen(files: pd.DataFrame) -> Any:
 
     `files`: of `ranked`.
     """
-    near = [r.kind == "least" or (r.kind in ("longer", "alike") and r.over.high <= SLOWER) for r in files.itertuples()]
-    return next(files[near].sort_values(["loss", "value"]).itertuples(), None)
+    less = files.over.map(lambda over: over is not None and over.high <= SLOWER) & (files.loss < files.loss.iloc[0])
+    return next(files[less | (files.kind == "least")].sort_values(["loss", "value"]).itertuples(), None)
 
 
 def slots(of: pd.DataFrame, users: int, safe: bool | None) -> int:
