@@ -347,7 +347,7 @@ def assemble(libraries: Sequence[str], built: Path, into: Path) -> None:
 
 
 def _run(command: Sequence[str], what: str, at: Path, on_step: OnStep | None = None) -> None:
-    """Run a tool in a folder and follow its steps; StudyError with the first error lines when it fails.
+    """Run a tool in a folder and follow its steps; StudyError with its first errors, else its last lines.
 
     CMake and Ninja are this environment's, else the system's. Git does not take the folder for a part of our
     repository, whose commit the sources would name.
@@ -375,5 +375,5 @@ def _run(command: Sequence[str], what: str, at: Path, on_step: OnStep | None = N
             tool.terminate()
             raise
     if tool.returncode:
-        errors = [line for line in lines if "error" in line.lower()] or lines
-        raise StudyError(what, "failed: " + "".join(errors[:3]).strip(), HELP)
+        errors = [line for line in lines if "error" in line.lower()][:3] or lines[-3:]
+        raise StudyError(what, "failed: " + "".join(errors).strip(), HELP)

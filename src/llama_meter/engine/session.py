@@ -282,7 +282,7 @@ class Session:
 
 
 def random_tokens(seed: int | list[int], n_vocab: int, *shape: int) -> np.ndarray:
-    """Random tokens of a shape, int32: speed does not depend on them."""
+    """Random tokens of a shape, int32: but for a mixture of experts, speed does not depend on them."""
     return np.random.default_rng(seed).integers(FIRST_TOKEN, n_vocab, shape, dtype=np.int32)
 
 

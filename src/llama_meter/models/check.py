@@ -193,7 +193,8 @@ def _rotation(header: Header, spec: FileSpec) -> Iterator[Finding]:
     for field in ("rope_theta", "rope_theta_swa"):
         here, there = getattr(spec, field), sorted({getattr(model, field) for model in same})
         if here not in there:
-            why = f"{field} is {here:g}, and {listed(f'{base:g}' for base in there)} in {same[0].name}"
+            of = listed(dict.fromkeys(model.name for model in same))
+            why = f"{field} is {here:g}, and {listed(f'{base:g}' for base in there)} in {of}"
             key = "rope.freq_base" + field.removeprefix("rope_theta")
             mend = f"gguf-set-metadata FILE {spec.arch}.{key} {there[-1]:g}"
             yield Finding("warning", field.replace("_", "-"), why, mend)
@@ -278,7 +279,7 @@ def paths_of(named: str | Iterable[Any]) -> list[Path]:
 
 def _one(path: Path) -> ModelFile:
     whole = path.resolve()
-    header = read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
+    header = read(path)
     require_model(header)
     parts = _parts(path, whole, header)
     heads = [header, *(read(part) for part in parts[1:])]
