@@ -160,7 +160,7 @@ def test_what_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(fil
     (tmp_path / "cut.gguf").write_bytes(files("plamo2", "F16").read_bytes()[:-100_000])
     cases = {
         tmp_path / "absent.gguf": "no such file",
-        tmp_path / "text.gguf": "no GGUF file",
+        tmp_path / "text.gguf": "cannot be read as a GGUF",
         tmp_path / "cut.gguf": "cut short",
     }
     for path, reason in cases.items():
