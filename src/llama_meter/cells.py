@@ -362,6 +362,36 @@ class Serving(OnModel, frozen=True, kw_only=True):
         return self.n_clients != 1
 
 
+class Turns(OnModel, frozen=True, kw_only=True):
+    """Five moves in conversations: each answered from what is kept of the conversation, and again from nothing.
+
+    A model without a scale is a small random file of llama.cpp's generator.
+    """
+
+    timed = crowds = True
+    n_prompt: int = 0  # tokens of each conversation
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # slots of the server
+    n_clients: int = 1  # requests at a time: neighbours that decode beside the move
+    reuse: Literal["slot", "saved", "bindings", "states"] = "slot"  # of llama-server, its saved slot; the high-level
+    # interface; states that we keep of the engine
+    away: bool = False  # another chat is answered in between
+    marked: bool = True  # the server knows where questions begin, as it does of a chat
+    n_checkpoints: int = 32  # --ctx-checkpoints
+    cache_mib: int = 8192  # --cache-ram
+    planted: bool = False  # states are restored one token off
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """None of a generated model, which has no scale."""
+        return super().files if self.scale else ()
+
+    @property
+    def may_fail(self) -> bool:
+        """Always."""
+        return True
+
+
 class Answers(OnModel, frozen=True, kw_only=True):
     """Greedy answers to distinct prompts in the engine itself: each alone, and then several in one call."""
 
@@ -449,6 +479,7 @@ Cell = (
     | Arrival
     | Hybrid
     | Answers
+    | Turns
     | Handover
     | Relay
 )

@@ -309,6 +309,7 @@ class Tokenizer:
         params.vocab_only = True
         self._model = load(path, params)
         self._vocab = llama.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
 
     def __enter__(self) -> Self:
         return self

@@ -97,7 +97,10 @@ def program() -> Path:
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a server; `n_ctx`: tokens of one slot; `libraries`: the folder from which it loads libllama."""
+    """Settings of a server; `n_ctx`: tokens of one slot; `libraries`: the folder from which it loads libllama.
+
+    `reuse`: options of what is kept of a prompt; by default nothing beside its slot.
+    """
 
     model: Path
     n_slots: int = 1
@@ -108,6 +111,7 @@ class Setup:
     flash_attn: str = "auto"
     n_gpu_layers: int = 0
     libraries: Path | None = None
+    reuse: tuple[str, ...] = ("--cache-ram", "0")
 
 
 class Server:
@@ -185,7 +189,7 @@ def command(setup: Setup, binary: Path, port: str) -> list[str]:
     words = [binary.absolute(), "-m", setup.model.absolute(), "--host", "127.0.0.1", "--port", port]
     words += ["-np", setup.n_slots, "-t", setup.n_threads, "-tb", setup.n_threads, "-c", setup.n_ctx * setup.n_slots]
     words += ["-b", setup.n_batch, "-ub", setup.n_ubatch, "-fa", setup.flash_attn, *offload(setup.n_gpu_layers)]
-    return [*map(str, words), "--cache-ram", "0"]
+    return [*map(str, words), *setup.reuse]
 
 
 def offload(n_gpu_layers: int) -> list[str]:
