@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Self
 
 from llama_meter import children, disk
+from llama_meter.cells import Serving, Turns
 from llama_meter.engine import builds
 from llama_meter.engine.bindings import NOTE
 from llama_meter.engine.builds import OnStep
@@ -29,6 +30,7 @@ from llama_meter.measure import machine
 from llama_meter.measure.process import ASSERT, BUILD_FOLDER
 
 BINARY = "llama-server"
+OF_CELL = ("n_threads", "n_batch", "n_ubatch", "flash_attn", "n_gpu_layers")
 TURNED_ON = ("BUILD_COMMON", "BUILD_TOOLS", "BUILD_SERVER")
 LIBRARIES = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; an engine brings libllama and ggml
 START_S, LOOK_S, END_S = 300.0, 0.05, 10.0  # seconds until it listens (the first time, a Mac compiles Metal's shaders
@@ -112,6 +114,14 @@ class Setup:
     n_gpu_layers: int = 0
     libraries: Path | None = None
     reuse: tuple[str, ...] = ("--cache-ram", "0")
+
+    @classmethod
+    def of(cls, cell: Serving | Turns, model: Path, n_ctx: int, **changes: Any) -> Self:
+        """The server of a cell on this worker's engine, with slots of `n_ctx` tokens; `changes`: fields that differ."""
+        folder = os.environ.get("LLAMA_CPP_LIB_PATH")
+        libraries = Path(folder) if folder else builds.installed_libraries()
+        shared = {name: getattr(cell, name) for name in OF_CELL}
+        return cls(model, cell.n_seq, n_ctx, libraries=libraries, **shared | changes)
 
 
 class Server:

@@ -1,6 +1,5 @@
 """Which conversations the study of the next turn measures at which scale."""
 
-from dataclasses import replace
 from typing import Any
 
 from llama_meter.cells import Cell, Decode, Gate, Turns
@@ -45,8 +44,17 @@ def turns(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     gate = Gate(**plan.gate_tokens(own), **how)
     gates = tuple(plan.gate_of(gate, file) for file in files)
     anchor = on_file(Decode(depth=16, n_gen=32, **how), files[0])
-    limit = PATIENCE * plan.TIME_LIMIT_S[own]
-    planned = Plan("06-turns", own, tuple(cells), gates, anchor, 1 if own == "mini" else 2, 0, limit)
-    beside = tuple(cell for cell in cells if isinstance(cell, Turns) and cell.n_clients > 1)
-    where = "plamo_study.studies.next_turn.work"
-    return replace(planned, compared=beside, workload=where, program=server.BINARY, grows=False)
+    return Plan(
+        "06-turns",
+        own,
+        tuple(cells),
+        gates,
+        anchor,
+        1 if own == "mini" else 2,
+        0,
+        PATIENCE * plan.TIME_LIMIT_S[own],
+        compared=tuple(cell for cell in cells if isinstance(cell, Turns) and cell.n_clients > 1),
+        workload="plamo_study.studies.next_turn.work",
+        program=server.BINARY,
+        grows=False,
+    )

@@ -6,7 +6,6 @@ comes from the same process with `cache_prompt` off, which empties the slot befo
 
 import asyncio
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +18,13 @@ import numpy as np
 import psutil
 
 from llama_meter.cells import Turns
-from llama_meter.engine import builds
 from llama_meter.engine.high_level import HighLevel
 from llama_meter.engine.session import Session, SessionConfig, Tokenizer
 from llama_meter.errors import StudyError
 from llama_meter.measure import texts, watch
 from llama_meter.measure.tolerance import SAME, parting, tolerance
 from llama_meter.models import registry
+from llama_meter.oracle.compare import relative_error
 from llama_meter.rows import Measured, passed
 from llama_meter.serve import client, server
 from llama_meter.serve.client import Client, Target, clock
@@ -121,7 +120,7 @@ def _error(move: Move) -> float | None:
     """The relative error of the logits after the prompt against those from nothing; None of a server."""
     if move.reused.logits is None or move.fresh.logits is None:
         return None
-    return float(np.linalg.norm(move.reused.logits - move.fresh.logits) / np.linalg.norm(move.fresh.logits))
+    return relative_error(move.reused.logits, move.fresh.logits)
 
 
 def _moved(move: Move, n: int) -> float:
@@ -151,29 +150,21 @@ def _conversations(cell: Turns, path: Path) -> list[Conversation]:
     return [drawn(text, mark, cell.n_prompt, rng) for rng in rngs]
 
 
+def _room(cell: Turns) -> int:
+    """Tokens of a context for a conversation, its answer, the next question and its answer."""
+    return cell.n_prompt + 2 * cell.n_gen + LAST + ROOM
+
+
 # ------------------------------------------------------------------ llama-server
 
 
 def _setup(cell: Turns, path: Path, folder: str) -> Setup:
     """The server of a cell, which saves slots into a folder."""
-    libraries, arch = os.environ.get("LLAMA_CPP_LIB_PATH"), cell.model.rpartition("-")[0]
-    if cell.scale:
-        arch = registry.spec(cell.model, cell.scale).arch
-    n_ctx = cell.n_prompt + 2 * cell.n_gen + LAST + ROOM + (sum(NEIGHBOUR) if cell.n_clients > 1 else 0)
+    arch = registry.spec(cell.model, cell.scale).arch if cell.scale else cell.model.rpartition("-")[0]
+    n_ctx = _room(cell) + (sum(NEIGHBOUR) if cell.n_clients > 1 else 0)
     trained = f"{arch}.context_length=int:{n_ctx}"  # else a slot is cut to it
     reuse = f"--ctx-checkpoints {cell.n_checkpoints} --cache-ram {cell.cache_mib} --override-kv {trained}"
-    return Setup(
-        path,
-        cell.n_seq,
-        n_ctx,
-        cell.n_threads,
-        cell.n_batch,
-        cell.n_ubatch,
-        cell.flash_attn,
-        cell.n_gpu_layers,
-        Path(libraries) if libraries else builds.installed_libraries(),
-        (*reuse.split(), "--slot-save-path", folder),
-    )
+    return Setup.of(cell, path, n_ctx, reuse=(*reuse.split(), "--slot-save-path", folder))
 
 
 def _by_server(cell: Turns, path: Path, stage: Callable[[str], None]) -> Any:
@@ -263,22 +254,10 @@ async def _ask(cell: Turns, web: Client, url: str, tokens: np.ndarray, n_gen: in
 # ------------------------------------------------------------------ the engine itself, and the high-level interface
 
 
-def _config(cell: Turns) -> SessionConfig:
-    n_ctx = cell.n_prompt + 2 * cell.n_gen + LAST + ROOM
-    return SessionConfig(
-        n_ctx,
-        min(cell.n_batch, n_ctx),
-        cell.n_ubatch,
-        n_threads=cell.n_threads,
-        n_gpu_layers=cell.n_gpu_layers,
-        swa_full=False,
-    )
-
-
 def _by_states(cell: Turns, path: Path, stage: Callable[[str], None]) -> Any:
     """The moves on the engine: states are kept at `points` of a conversation, and the nearest one is restored."""
     begin = clock()
-    with Session(path, _config(cell)) as session:
+    with Session(path, SessionConfig.of(cell, _room(cell), swa_full=False)) as session:
         load_ns, moves, sizes = clock() - begin, [], []
         for move, conversation in zip(MOVES, _conversations(cell, path), strict=True):
             stage(move)
@@ -332,7 +311,7 @@ def _take(reply: Reply, logits: np.ndarray) -> None:
 def _by_bindings(cell: Turns, path: Path, stage: Callable[[str], None]) -> Any:
     """The moves on llama-cpp-python's high-level interface, which finds a common beginning by itself."""
     begin = clock()
-    model = HighLevel(path, _config(cell))
+    model = HighLevel(path, SessionConfig.of(cell, _room(cell)))
     load_ns, moves = clock() - begin, []
 
     def answered(tokens: np.ndarray) -> Reply:

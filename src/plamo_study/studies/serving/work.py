@@ -5,7 +5,6 @@ it. A crash is a result, not an error: the requests in flight record how the ser
 """
 
 import math
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from statistics import median
 import psutil
 
 from llama_meter.cells import DISTINCT, Serving
-from llama_meter.engine import builds
 from llama_meter.errors import StudyError
 from llama_meter.measure import watch
 from llama_meter.measure.tolerance import SAME
@@ -50,19 +48,9 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     "rates", "met": the steps of the knee search; "seed": of arrivals at random times, drawn anew for every server: they
     would share the luck of one draw.
     """
-    n, folder = min(cell.n_requests, DISTINCT), os.environ.get("LLAMA_CPP_LIB_PATH")
+    n = min(cell.n_requests, DISTINCT)
     prompts = load.of_lengths(path, [cell.n_prompt] * n, [cell.n_gen] * n, cell.seed)
-    setup = Setup(
-        path,
-        cell.n_seq,
-        cell.n_prompt + cell.n_gen + ROOM,
-        cell.n_threads,
-        cell.n_batch,
-        cell.n_ubatch,
-        cell.flash_attn,
-        cell.n_gpu_layers,
-        Path(folder) if folder else builds.installed_libraries(),  # the engine that this worker has
-    )
+    setup = Setup.of(cell, path, cell.n_prompt + cell.n_gen + ROOM)
     stage("start")
     begin = clock()
     with server.started(setup) as running:
